@@ -8,6 +8,8 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from mpifl.analysis import comparison, export
 from mpifl.analysis.comparison_tables import numbers
 from mpifl.analysis.seed_groups import gather, say_other_inputs
@@ -15,6 +17,7 @@ from mpifl.comm.transport import Transport, on_server
 from mpifl.core.case_names import label_of
 from mpifl.core.conversion import untyped
 from mpifl.core.errors import is_whole, require
+from mpifl.core.federation import DataInfo
 from mpifl.data import PoolFederation
 from mpifl.driver.existing import reused
 from mpifl.driver.resumption import refuse_changes, refuse_place
@@ -319,7 +322,8 @@ def client_data(
     """Return the data of one client in a run as NumPy arrays: part -> (x, y).
 
     An attacker has the labels that it gives, and a visit the data set that the policy lets it have. Parts are
-    `train`, `val`, `test` and the names of further test sets.
+    `train`, `val`, `test` and the names of further test sets. Of samples with several inputs, x is a mapping
+    from their names.
 
     Args:
         config: a configuration, as in `run`, or a finished run.
@@ -339,11 +343,19 @@ def client_data(
     require(is_whole(client) and 0 <= client < found.num_clients, "client", client, known)
     require(is_whole(visit) and visit >= 0, "visit", visit, "visits are numbered from 0")
     data = found.client(client, visit)
-    parts = {"train": data.train, "val": data.val, "test": data.test, **data.extra}
+    splits = {"train": data.train, "val": data.val, "test": data.test, **data.extra}
     if stored:
         assert isinstance(found, PoolFederation)
-        return {name: found.samples(client, name, visit) for name in parts}
-    return {name: (split.x.numpy().copy(), split.y.numpy().copy()) for name, split in parts.items()}
+        kept = {name: found.samples(client, name, visit) for name in splits}
+        return {name: (_inputs(torch.from_numpy(x), found.info), y) for name, (x, y) in kept.items()}
+    return {name: (_inputs(split.x, found.info), split.y.numpy().copy()) for name, split in splits.items()}
+
+
+def _inputs(x: torch.Tensor, info: DataInfo) -> Any:
+    """Return samples as an array, or as a mapping of names to arrays if they have several inputs."""
+    if not info.parts:
+        return x.numpy().copy()
+    return {name: part.numpy().copy() for name, part in info.unpack(x).items()}
 
 
 def tree_of(config: Given, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from mpifl.core.method import Algorithm, Client, Key, Loss, Needs, Plan, RowUpdates
 from mpifl.core.mixing import average
+from mpifl.core.module_calls import embedding_of
 from mpifl.core.options import NonNegativeFloat, PositiveFloat
 from mpifl.core.task import Task
 from mpifl.core.types import Message, Notes, Report, Server, State
@@ -75,7 +76,7 @@ def contrastive(
     """
 
     def loss(module: Any, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        z = module.embed(x)
+        z = embedding_of(module, x)
         z_glob, z_prev = fixed(x, index)
         near = F.cosine_similarity(z.flatten(1), z_glob) / tau
         far = F.cosine_similarity(z.flatten(1), z_prev) / tau

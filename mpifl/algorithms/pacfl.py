@@ -73,8 +73,9 @@ class PACFL(NewClients, PlainVisits, Algorithm):
 
     @property
     def needs(self) -> Needs:
-        """Classes; validation data in variant `emdcfl`."""
-        return Needs(averages=True, classes=True, validation=self.variant == "emdcfl")
+        """Classes of samples of one input; validation data in variant `emdcfl`."""
+        inputs = ("images", "features", "tokens")
+        return Needs(averages=True, classes=True, validation=self.variant == "emdcfl", inputs=inputs)
 
     def ignored_options(self) -> Mapping[str, str]:
         """`budget` replaces `p`."""

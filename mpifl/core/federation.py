@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,12 +16,58 @@ import torch
 from .errors import UserError
 
 IMAGES, FEATURES, TOKENS = "images", "features", "tokens"
+SEVERAL = "several inputs"  # kind of samples that consist of `InputPart`s
 CLASSES, MULTI_HOT, NUMBERS, MASKS = "classes", "multi_hot", "numbers", "masks"
 MASKED, TAGS = "masked_tokens", "tags"
 SEQUENCES = (TOKENS, MASKED, TAGS)  # kinds of labels that every position of a sample has
 IGNORED = -100  # label of a token or pixel that does not count, as PyTorch's `ignore_index`
 MASKED_AS_MASK, MASKED_AS_OTHER = 0.8, 0.1  # of the tokens that masks hide; the rest stay as they are
 SPLITS = ("train", "val", "test")  # columns of `Federation.sizes`
+
+
+class InputPart(NamedTuple):
+    """One of several inputs of a model.
+
+    Attributes:
+        name: the name by which a model gets it.
+        shape: its shape in one sample.
+        inputs: `images`, `features` or `tokens`, as for `DataInfo`.
+        vocabulary: number of different tokens; 0 if it holds none.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    inputs: str = FEATURES
+    vocabulary: int = 0
+
+    @property
+    def width(self) -> int:
+        """The numbers of it in one sample."""
+        return prod(self.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which a model gets it."""
+        return torch.int64 if self.inputs == TOKENS else torch.float32
+
+
+def unpacked(x: torch.Tensor, parts: tuple[InputPart, ...]) -> dict[str, torch.Tensor]:
+    """Return several inputs by name, in their order, each [..., *shape] in its own type.
+
+    Args:
+        x: packed samples, float32 [..., F].
+        parts: what lies side by side in them.
+    """
+    pieces = x.split([part.width for part in parts], dim=-1)
+    return {
+        part.name: piece.reshape(*x.shape[:-1], *part.shape).to(part.dtype)
+        for part, piece in zip(parts, pieces, strict=True)
+    }
+
+
+def packed(given: Mapping[str, torch.Tensor], parts: tuple[InputPart, ...]) -> torch.Tensor:
+    """Return samples float32 [n, F] in which several inputs [n, *shape] lie side by side; see `unpacked`."""
+    return torch.cat([given[part.name].reshape(-1, part.width).float() for part in parts], 1)
 
 
 @dataclass(frozen=True)
@@ -32,6 +79,7 @@ class DataInfo:
     | `images` | float32 [C, H, W], normalised |
     | `features` | float32 of any shape: [F] for a table, [C, H, W] for a spectrogram |
     | `tokens` | int64 [T], each from 0 to `vocabulary` - 1 |
+    | `several inputs` | those of `parts`, each as its kind says; up to the model, packed in float32 [F] |
 
     | `labels` | a label as a task gets it | `num_classes` is the number of |
     |---|---|---|
@@ -46,13 +94,13 @@ class DataInfo:
     Attributes:
         shape: shape of one sample.
         num_classes: L, the width of the model's output.
-        inputs: `images`, `features` or `tokens`.
+        inputs: `images`, `features`, `tokens` or `several inputs`.
         labels: `classes`, `multi_hot`, `numbers`, `tokens`, `masked_tokens`, `tags` or `masks`.
         vocabulary: number of different tokens; 0 if samples are not tokens.
         categories: number of categories of each column of a table [F], whose values are integers from 0; 0
             for a column of numbers. Empty: all columns hold numbers.
-        parts: shapes of several inputs that are concatenated in a sample of shape [F]; empty for one input.
-            `unpack` separates them.
+        parts: the inputs that lie side by side in a sample of shape [F]; empty for one input. `unpack`
+            separates them.
         special: (role, token) of the tokens that stand for no text: `padding` (a sample ends where only these
             follow), `mask`, `second` (a second text follows the first of these), and others by the names of
             their tokenizer. Empty if nothing is known of them.
@@ -64,8 +112,11 @@ class DataInfo:
     labels: str = CLASSES
     vocabulary: int = 0
     categories: tuple[int, ...] = ()
-    parts: tuple[tuple[int, ...], ...] = ()
+    parts: tuple[InputPart, ...] = ()
     special: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", tuple(InputPart(*part) for part in self.parts))  # also from JSON
 
     def token_of(self, role: str) -> int | None:
         """Return the special token of a role; None if there is none."""
@@ -76,12 +127,9 @@ class DataInfo:
         """The type of the samples that a model gets."""
         return torch.int64 if self.inputs == TOKENS else torch.float32
 
-    def unpack(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the inputs of samples [n, F], each [n, *shape] in the order of `parts`."""
-        if not self.parts:
-            return (x,)
-        pieces = x.split([prod(shape) for shape in self.parts], dim=1)
-        return tuple(p.reshape(len(x), *s) for p, s in zip(pieces, self.parts, strict=True))
+    def unpack(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the inputs of packed samples [n, F] by name, each [n, *shape] in its own type."""
+        return unpacked(x, self.parts)
 
 
 @dataclass(frozen=True)

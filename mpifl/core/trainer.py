@@ -22,7 +22,9 @@ import torch
 from torch import nn
 
 from .errors import name_of
+from .federation import InputPart, unpacked
 from .metric import Metric
+from .module_calls import task_output
 from .options import Options
 from .rng import Key
 from .task import Task
@@ -45,19 +47,23 @@ GIFTS: Mapping[Gift, str] = {
 """What a method may ask of a trainer beside a trained model, in words."""
 
 Change: TypeAlias = "Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]"
+Given: TypeAlias = "torch.Tensor | Mapping[str, torch.Tensor]"  # samples: one input, or several by name
 EVALUATION_BATCH = 256  # samples
 
 
 class Samples:
     """Samples of one client: a data set with items (sample, label), batches, a DataLoader, or arrays.
 
+    Samples of several inputs (`DataInfo.parts`) are mappings from their names to tensors [b, *shape].
+
     Args:
-        x: samples [n, ...].
+        x: samples [n, ...]; several inputs are packed in them, [n, F].
         y: labels [n, ...].
         task: the task; defines loss and metrics.
         order: yields the sample indices of each batch, int64 [b]; None: batches in the order of the samples.
         change: (samples of a batch, its labels, number of the batch) -> samples and labels as they are
             trained on (`local.augment`, masks that are drawn anew).
+        parts: the inputs, if there are several.
     """
 
     def __init__(
@@ -67,15 +73,20 @@ class Samples:
         task: Task,
         order: Callable[[], Iterator[torch.Tensor]] | None = None,
         change: Change | None = None,
+        parts: tuple[InputPart, ...] = (),
     ) -> None:
-        self.x, self.y, self.task = x, y, task
+        self.x, self.y, self.task, self.parts = x, y, task, parts
         self._order, self._change = order, change
 
     def __len__(self) -> int:
         return len(self.x)
 
-    def __getitem__(self, i: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.x[i], self.y[i]
+    def __getitem__(self, i: Any) -> tuple[Given, torch.Tensor]:
+        return self._given(self.x[i]), self.y[i]
+
+    def _given(self, x: torch.Tensor) -> Given:
+        """Return samples as a trainer gets them."""
+        return unpacked(x, self.parts) if self.parts else x
 
     def indices(self) -> Iterator[torch.Tensor]:
         """Yield the sample indices of each batch, int64 [b]: all batches of the visit, pass after pass."""
@@ -83,7 +94,7 @@ class Samples:
             return iter(torch.arange(len(self), device=self.x.device).split(EVALUATION_BATCH))
         return self._order()
 
-    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    def batches(self) -> Iterator[tuple[Given, torch.Tensor, torch.Tensor]]:
         """Yield samples [b, ...], labels [b, ...] and indices [b] of each batch, on the device.
 
         In training these are the batches of mpifl's own loop under the same key, with its augmentation.
@@ -92,10 +103,11 @@ class Samples:
             x, y = self.changed(number, index)
             yield x, y, index
 
-    def changed(self, number: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def changed(self, number: int, index: torch.Tensor) -> tuple[Given, torch.Tensor]:
         """Return samples and labels of a batch, by its number and its indices int64 [b]."""
         x, y = self.x.index_select(0, index), self.y.index_select(0, index)
-        return (x, y) if self._change is None else self._change(x, y, number)
+        x, y = (x, y) if self._change is None else self._change(x, y, number)
+        return self._given(x), y
 
     def loader(self, **options: Any) -> torch.utils.data.DataLoader[Any]:
         """Return a DataLoader over `batches`, samples and labels of each; for libraries that want one.
@@ -108,9 +120,12 @@ class Samples:
             batches, batch_size=None, shuffle=False, generator=torch.Generator(), **options
         )
 
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+    def arrays(self) -> tuple[Any, np.ndarray]:
         """Return samples and labels as NumPy arrays; changes of them do not reach the client's data."""
-        return self.x.cpu().numpy().copy(), self.y.cpu().numpy().copy()
+        x, y = self._given(self.x), self.y.cpu().numpy().copy()
+        if isinstance(x, torch.Tensor):
+            return x.cpu().numpy().copy(), y
+        return {name: part.cpu().numpy().copy() for name, part in x.items()}, y
 
 
 class _Batches:
@@ -122,7 +137,7 @@ class _Batches:
     def __len__(self) -> int:
         return len(self.orders)
 
-    def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def __getitem__(self, number: int) -> tuple[Given, torch.Tensor]:
         return self.samples.changed(number, self.orders[number])
 
 
@@ -262,9 +277,12 @@ class Trainer(LocalTrainer, ABC):
         outputs = torch.cat([self.outputs(module, x) for x, _, _ in data.batches()])
         return data.task.evaluate(outputs, data.y)
 
-    def outputs(self, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """Return what the task takes as the outputs [b, ...] of samples [b, ...]. Default: `module(x)`."""
-        found: torch.Tensor = module(x)
+    def outputs(self, module: nn.Module, x: Given) -> torch.Tensor:
+        """Return what the task takes as the outputs [b, ...] of samples [b, ...].
+
+        Default: `module(x)`, and of several outputs the one that `model.output` names.
+        """
+        found: torch.Tensor = task_output(module, module(x))
         return found
 
 

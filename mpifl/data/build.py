@@ -502,7 +502,7 @@ def _to_inputs(config: DataConfig, spec: ScenarioSpec, pool: Pool) -> tuple[ToIn
     if pool.kind != IMAGES:
         what = f"samples are {pool.kind}, not images; leave it out"
         require(not given or pool.kind == FEATURES, "data.source.mean", list(mean), what)
-        allowed = (None, "standard", "unit") if pool.kind == FEATURES else (None,)
+        allowed = (None,) if pool.kind == TOKENS else (None, "standard", "unit")
         require(source.normalise in allowed, "data.source.normalise", source.normalise, f"these {what}")
         if pool.kind == TOKENS:
             return ToTokens(), name
@@ -511,7 +511,7 @@ def _to_inputs(config: DataConfig, spec: ScenarioSpec, pool: Pool) -> tuple[ToIn
             require(len(mean) in (1, pool.shape[-1]), "data.source.mean", list(mean), remedy)
             numbers = np.array(mean, np.float32), np.array(std, np.float32)
             return ToFeatures(*sparing_categories(pool, *numbers)), name
-        return (ToFeatures() if source.normalise == "unit" else ToFeatures(pool.mean, pool.std)), name
+        return (_as_units(pool) if source.normalise == "unit" else ToFeatures(pool.mean, pool.std)), name
     channels = pool.shape[0]
     for op in spec.ops:
         channels = op.channels(channels)
@@ -526,6 +526,14 @@ def _to_inputs(config: DataConfig, spec: ScenarioSpec, pool: Pool) -> tuple[ToIn
     require(len(mean) in (1, channels), f"data.source.{key}", value, f"{has}; {remedy}")
     times = channels if len(mean) == 1 else 1
     return ToTensor(mean * times, std * times, spec.resize), name
+
+
+def _as_units(pool: Pool) -> ToFeatures:
+    """Return the conversion that leaves features as they are; images of several inputs are pixels / 255."""
+    if not pool.parts:
+        return ToFeatures()
+    unit = [np.full(part.width, 255.0 if part.inputs == IMAGES else 1.0, np.float32) for part in pool.parts]
+    return ToFeatures(np.zeros(pool.shape, np.float32), np.concatenate(unit))
 
 
 @contextmanager

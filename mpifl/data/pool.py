@@ -19,8 +19,10 @@ from mpifl.core.federation import (
     MULTI_HOT,
     NUMBERS,
     SEQUENCES,
+    SEVERAL,
     TOKENS,
     DataInfo,
+    InputPart,
 )
 from mpifl.core.rng import Key, key
 from mpifl.core.textfiles import readable
@@ -42,6 +44,7 @@ class Pool:
     | uint8 [n, C, H, W] | images, normalised at every visit |
     | floats [n, ...] | features of any shape: a table [n, F], spectrograms [n, C, H, W] |
     | an integer type [n, T] | sequences of tokens, from 0 to `vocabulary` - 1 |
+    | floats [n, F], with `parts` | several inputs side by side |
 
     | `labels` | labels |
     |---|---|
@@ -61,10 +64,12 @@ class Pool:
         class_names: names of the classes, labels or numbers, if they have any.
         vocabulary: number of different tokens of `inputs`; 0 if they are not tokens.
         categories: number of categories of each column of a table (`DataInfo.categories`).
-        parts: shapes of several inputs that lie side by side in [n, F] (`DataInfo.parts`).
+        parts: the inputs that lie side by side in [n, F], if there are several (`DataInfo.parts`). Pixels are
+            0 to 255, tokens whole numbers; `sources.arrays.pack` makes such samples of arrays.
         mean: mean over the training part. For features, float32 [*shape], 0 in columns of categories. For
-            images whose source publishes no statistics, the mean of each channel of pixels in [0, 1],
-            float64 [C]. None for other samples, and before `standardised` computes it.
+            several inputs, float32 [F]: of a pixel that of its channel, 0 of tokens. For images whose source
+            publishes no statistics, the mean of each channel of pixels in [0, 1], float64 [C]. None for other
+            samples, and before `standardised` computes it.
         std: standard deviation in the same form; 1 in columns of categories and where values are constant.
         origin_groups: hidden group of each origin, or empty.
         of_positions: kind of labels of an integer type [n, T]: `tokens`, `masked_tokens` or `tags`.
@@ -81,13 +86,16 @@ class Pool:
     class_names: tuple[str, ...] = ()
     vocabulary: int = 0
     categories: tuple[int, ...] = ()
-    parts: tuple[tuple[int, ...], ...] = ()
+    parts: tuple[InputPart, ...] = ()
     mean: np.ndarray | None = None
     std: np.ndarray | None = None
     remarks: tuple[str, ...] = ()
     origin_groups: tuple[int, ...] = ()
     of_positions: str = TOKENS
     special: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", tuple(InputPart(*part) for part in self.parts))  # also from JSON
 
     @property
     def images(self) -> np.ndarray:
@@ -96,7 +104,9 @@ class Pool:
 
     @property
     def kind(self) -> str:
-        """Return the kind of the samples: `images`, `features` or `tokens`."""
+        """Return the kind of the samples: `images`, `features`, `tokens` or `several inputs`."""
+        if self.parts:
+            return SEVERAL
         if self.inputs.dtype == np.uint8 and self.inputs.ndim == 4:
             return IMAGES
         return FEATURES if np.issubdtype(self.inputs.dtype, np.floating) else TOKENS
@@ -293,7 +303,7 @@ def check_pool(pool: Pool, name: str) -> None:
     if inputs.dtype == np.uint8:
         remedy = "images must be uint8 [n, C, H, W], none of C, H and W zero"
         require(inputs.ndim == 4 and min(inputs.shape[1:]) > 0, name, given, remedy)
-    elif pool.kind == FEATURES:
+    elif pool.kind in (FEATURES, SEVERAL):
         remedy = "features must be [n, ...], no axis empty"
         require(inputs.ndim >= 2 and min(inputs.shape[1:]) > 0, name, given, remedy)
         _check_finite(inputs, f"{name}: features")
@@ -326,9 +336,37 @@ def _check_columns(pool: Pool, name: str) -> None:
                 remedy = f"categories must be whole numbers from 0 to {count - 1}"
                 require(bool(whole.all()), f"{name}: column {column}", float(values.max()), remedy)
     if pool.parts:
-        total = sum(int(np.prod(shape)) for shape in pool.parts)
-        remedy = f"numbers of the packed inputs, but samples are of shape {list(pool.shape)}"
-        require(pool.shape == (total,), name, total, remedy)
+        _check_parts(pool, name)
+
+
+def _check_parts(pool: Pool, name: str) -> None:
+    """Raise `UserError` if packed inputs do not fit the columns, or hold what their kind does not."""
+    total = sum(part.width for part in pool.parts)
+    remedy = f"numbers of the packed inputs, but samples are of shape {list(pool.shape)}"
+    require(pool.shape == (total,), name, total, remedy)
+    floats = np.issubdtype(pool.inputs.dtype, np.floating)
+    require(
+        floats, name, str(pool.inputs.dtype), "several inputs are packed in floats: see sources.arrays.pack"
+    )
+    names = [part.name for part in pool.parts]
+    for called in names:
+        remedy = "is a name of an input: give each another one that a Python function can have"
+        require(isinstance(called, str) and called.isidentifier(), name, called, remedy)
+    require(len(names) == len(set(names)) > 1, name, names, "several inputs need names that differ")
+    remedy = "labels of every position are for samples of one input: give one label for each sample"
+    require(pool.label_kind not in (*SEQUENCES, MASKS), name, pool.label_kind, remedy)
+    start = 0
+    for part in pool.parts:
+        values, start = pool.inputs[:, start : start + part.width], start + part.width
+        if part.inputs == FEATURES:
+            continue
+        high = 255 if part.inputs == IMAGES else part.vocabulary - 1
+        remedy = f"{part.inputs} must be whole numbers from 0 to {high}"
+        rows = max(1, BLOCK // part.width)
+        for at in range(0, len(values), rows):
+            block = values[at : at + rows]
+            wrong = block[(block != np.floor(block)) | (block < 0) | (block > high)]
+            require(not len(wrong), f"{name}: {part.name}", float(wrong[0]) if len(wrong) else 0.0, remedy)
 
 
 def _check_labels(pool: Pool, name: str) -> None:
@@ -386,9 +424,31 @@ def standardised(pool: Pool) -> Pool:
         square += (block**2).sum(0)
     mean = total / pool.num_train
     std = np.sqrt(np.maximum(square / pool.num_train - mean**2, 0.0))
-    mean, std = mean + first, np.where(std > np.finfo(np.float32).tiny, std, 1.0)
-    mean, std = sparing_categories(pool, mean, std)
+    mean, std = _of_parts(pool, mean + first, std)
+    mean, std = sparing_categories(pool, mean, np.where(std > np.finfo(np.float32).tiny, std, 1.0))
     return replace(pool, mean=mean.astype(np.float32), std=std.astype(np.float32))
+
+
+def _of_parts(pool: Pool, mean: np.ndarray, std: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and deviation of packed inputs [F]: one of each channel of an image, 0 and 1 of tokens.
+
+    Args:
+        pool: the samples; for those of one input, the numbers are returned unchanged.
+        mean: of each number.
+        std: of each number.
+    """
+    start = 0
+    for part in pool.parts:
+        at, start = slice(start, start + part.width), start + part.width
+        if part.inputs == TOKENS:
+            mean[at], std[at] = 0.0, 1.0
+        elif part.inputs == IMAGES:
+            of_pixels, spread = mean[at].reshape(part.shape[0], -1), std[at].reshape(part.shape[0], -1)
+            channel = of_pixels.mean(1, keepdims=True)
+            whole = np.sqrt((spread**2 + (of_pixels - channel) ** 2).mean(1))
+            mean[at] = np.repeat(channel, of_pixels.shape[1])
+            std[at] = np.repeat(whole, of_pixels.shape[1])
+    return mean, std
 
 
 def repeated(pool: Pool) -> str:

@@ -343,6 +343,7 @@ def build_parts(
         task=config.task.prepared(info),
         trainer=trainer,
         rounds=config.rounds,
+        parts=info.parts,
     )
     problem = ProblemInfo(
         num_clients=federation.num_clients,

@@ -44,6 +44,7 @@ from mpifl.protection.secure_sum import MaskedSums, SecureConfig
 from mpifl.simulation.policies import Policy
 from mpifl.supervision.logging import warn_once
 from mpifl.training.config import LocalConfig
+from mpifl.training.learner import outputs_of
 from mpifl.training.per_client import SECTION, PerClient, given_keys
 from mpifl.training.tasks import Classification
 
@@ -422,24 +423,29 @@ def check_outputs(model: Any, task: Task, federation: Federation, trainer: Train
     """
     if trainer is not None and "outputs" not in trainer.gives:
         return
-    module = build_model(model, federation.info)
+    info = federation.info
+    module = build_model(model, info)
     for line in getattr(module, "remarks", ()) if is_ours(model) else ():
         warn_once(line)
     few = federation.client(int(np.argmax(federation.sizes[:, 0] > 0))).train  # of the first that has any
     rows = [0, min(1, len(few) - 1)] if len(few) else []  # twice the only one: batch norm needs two
     x, y = few.x[rows], few.y[rows]
     key, name = ("model.path", model.path) if isinstance(model, Custom) else ("model.name", name_of(model))
-    given, shape = x.clone(), list(federation.shape)
+    given = x.clone()
+    shape = ", ".join(f"{part.name} {list(part.shape)}" for part in info.parts) or list(info.shape)
+    forward = None if trainer is None else outputs_of(trainer, info.parts)
     try:
         with torch.no_grad():
-            output = module.eval()(given) if trainer is None else trainer.outputs(module.eval(), given)
+            output = module.eval()(given) if forward is None else forward(module.eval(), given)
+    except UserError:
+        raise
     except Exception as error:
         remedy = f"does not take samples of shape {shape} ({type(error).__name__}: {error})"
         raise UserError(key, name, f"{remedy}; use another model") from error
     require(isinstance(output, torch.Tensor), key, name, returned(output))
     require(torch.equal(given, x), key, name, WRITES)
     try:
-        trained = check_adapted(module, x, None if trainer is None else trainer.outputs)
+        trained = check_adapted(module, x, forward)
     except UserError:
         raise
     except Exception as error:
@@ -450,17 +456,17 @@ def check_outputs(model: Any, task: Task, federation: Federation, trainer: Train
     made, like = list(trained.shape), list(output.shape)
     remedy = f"its forward returns {made} in training and {like} in evaluation; return the same shape"
     require(made == like, key, name, remedy)
-    if type(task) is Classification and federation.info.labels == CLASSES:
-        wanted = [len(x), federation.info.num_classes]
+    if type(task) is Classification and info.labels == CLASSES:
+        wanted = [len(x), info.num_classes]
         remedy = f"returns {like} for {len(x)} samples; return {wanted}, one number for each class"
         require(len(like) == 2 and like[0] == wanted[0] and like[1] >= wanted[1], key, name, remedy)
-    if federation.info.labels == MASKS and is_ours(task):
-        wanted = [*y.shape, federation.info.num_classes]
+    if info.labels == MASKS and is_ours(task):
+        wanted = [*y.shape, info.num_classes]
         remedy = f"returns {like} for {len(x)} samples; return {wanted}, the classes last"
         remedy += ": x.movedim(1, -1)" if like[:1] + like[2:] == wanted[:-1] else ""
         fits = like[:-1] == wanted[:-1] and like[-1] >= wanted[-1]
         require(fits, key, name, remedy)
-    if not (federation.info.inputs == IMAGES and federation.info.labels == CLASSES):
+    if not (info.inputs == IMAGES and info.labels == CLASSES):
         try:
             task.losses(output, y)
         except (RuntimeError, ValueError, IndexError) as error:

@@ -75,8 +75,9 @@ def _table(
         ).rstrip()
         for row in rows
     ]
-    shape = " x ".join(map(str, federation.shape))
     info = federation.info
+    inputs = [(f"{part.name} ", part.shape) for part in info.parts] or [("", federation.shape)]
+    shape = ", ".join(name + " x ".join(map(str, sides)) for name, sides in inputs)
     words = {CLASSES: "classes", MULTI_HOT: "labels", NUMBERS: "targets", MASKS: "classes of pixels"}
     labels = words.get(info.labels, info.labels)
     more = f"{federation.num_classes} {labels}, {info.inputs} {shape}, data seed {config.seed.data}"

@@ -22,6 +22,7 @@ from mpifl.core.federation import (
     MULTI_HOT,
     NUMBERS,
     SEQUENCES,
+    SEVERAL,
     TOKENS,
     DataInfo,
 )
@@ -236,6 +237,7 @@ def _built(options: Any, info: DataInfo) -> nn.Module:
     takes = options.takes if isinstance(options, ModelOptions) else (IMAGES, FEATURES)
     remedy = f"takes {' or '.join(takes)}, but the samples of this source are {info.inputs}"
     example = {TOKENS: "an embedding first: lstm or transformer", FEATURES: "mlp", IMAGES: "mlp or lenet5"}
+    example[SEVERAL] = "a module of your own: custom"
     require(info.inputs in takes, "model.name", name, f"{remedy}; use {example[info.inputs]}")
     known: ModelOptions | None = options if described(options) else None
     if known is not None and is_ours(known):

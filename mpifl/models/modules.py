@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from mpifl.core.module_calls import SeveralInputs, TakenOutput
+
 
 class Net(nn.Module):
     """A body that ends in the embedding, and the last linear layer; the body comes first in `parameters()`.
@@ -169,21 +171,32 @@ class Embedder(nn.Module):
         method: name of its method.
         inputs: encodes samples for it; None: it gets them as they are.
         flat: whether a sample has one embedding; otherwise each of its tokens or pixels has one.
+        call: calls the method with several inputs; None for one.
+        output: which of several outputs of the method is the embedding; None if it returns one.
     """
 
     def __init__(
-        self, net: nn.Module, method: str, inputs: nn.Module | None = None, flat: bool = True
+        self,
+        net: nn.Module,
+        method: str,
+        inputs: nn.Module | None = None,
+        flat: bool = True,
+        call: SeveralInputs | None = None,
+        output: TakenOutput | None = None,
     ) -> None:
         super().__init__()
         self.net = net
         self.method = method
         self.inputs = inputs
         self.flat = flat
+        self.call, self.output = call, output
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [n, ...] to [n, e], or to [n, ..., e]."""
         x = x if self.inputs is None else self.inputs(x)
-        embedding: torch.Tensor = getattr(self.net, self.method)(x)
+        args, named = ((x,), {}) if self.call is None else self.call.arguments(x)
+        found = getattr(self.net, self.method)(*args, **named)
+        embedding: torch.Tensor = found if self.output is None else self.output.take(found)
         return embedding.flatten(1) if self.flat else embedding
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, cast
@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.federation import FEATURES, IMAGES, MASKS, TOKENS, DataInfo
+from mpifl.core.federation import FEATURES, IMAGES, MASKS, SEVERAL, TOKENS, DataInfo, packed
 from mpifl.core.imports import load_object
+from mpifl.core.module_calls import SeveralInputs, TakenOutput, described
 from mpifl.models import modules
 
 from .base import Shape, ShapeModel, need_apart, need_float32, need_initialised
@@ -31,6 +32,9 @@ class Custom(ShapeModel):
     names. A column of c categories counts as c features of 0 and 1 in F. Tokens are int64 [n, T]. If labels
     are tokens or masks, the module returns [n, T, num_classes] or [n, H, W, num_classes].
 
+    Of samples with several inputs, `shape` and `vocabulary` are mappings from their names. A `forward` (or
+    `embed`) whose signature has these names gets the inputs by keyword, any other in their order.
+
     Methods that use embeddings, or parts of the model, need a module that ends in an `nn.Linear` which gives
     the logits: name it in `head`.
 
@@ -44,9 +48,11 @@ class Custom(ShapeModel):
         train: names of the modules and parameters that are trained and sent, with `*` and `?` as in file
             names, or ends of names: `[lora_A, lora_B, classifier]`. The others stay as they are built and are
             never sent. Empty: all are trained.
+        output: of a module with several outputs, the one that the task takes: its name in a mapping or an
+            object, or its number in a tuple, from 0. Empty: the module returns one tensor.
     """
 
-    takes: ClassVar[tuple[str, ...]] = (IMAGES, FEATURES, TOKENS)
+    takes: ClassVar[tuple[str, ...]] = (IMAGES, FEATURES, TOKENS, SEVERAL)
     labels: ClassVar[tuple[str, ...]] = (*ShapeModel.labels, MASKS)
 
     path: str = ""
@@ -54,6 +60,7 @@ class Custom(ShapeModel):
     embed: str = ""
     block: tuple[str, ...] = ()
     train: tuple[str, ...] = ()
+    output: str = ""
 
     def build_for(self, info: DataInfo) -> modules.Net:
         """Return the network for data as in `info`; all but what `train` names is frozen."""
@@ -80,7 +87,7 @@ class Custom(ShapeModel):
         shape, flat = info.shape, info.labels not in (TOKENS, MASKS)
         module = self._construct(info)
         if not self.head:
-            return self._whole(module)
+            return self._whole(module, info)
         head = self._find_head(module, info)
         for name in self.block:
             require(_has(module, name), "model.block", name, "the network has no such module")
@@ -90,28 +97,42 @@ class Custom(ShapeModel):
         numbers = torch.linspace(-1, 1, 2 * prod(shape)).reshape(2, *shape)
         tokens = torch.arange(2 * prod(shape)).reshape(2, *shape) % max(info.vocabulary, 1)
         probe = tokens if info.inputs == TOKENS else numbers
+        if info.parts:
+            named = info.unpack(numbers)
+            for part in (part for part in info.parts if part.inputs == TOKENS):
+                whole = torch.arange(2 * part.width).reshape(2, *part.shape) % part.vocabulary
+                named[part.name] = whole
+            probe = packed(named, info.parts)
+        taken = TakenOutput(self.output) if self.output else None
+        forward: nn.Module = module
+        if info.parts or taken:
+            call = self._call(module, "forward", info)
+            forward = modules.Embedder(module, "forward", None, False, call, taken)
         known = ((k, v) for k, v in module.named_buffers() if not nn.parameter.is_lazy(v))
         buffers = {name: buffer.clone() for name, buffer in known}
         module.eval()
         fails, given = f"does not take samples of shape {list(shape)}", probe.clone()
-        expected = _tried(module, given, "model.path", self.path, fails)
+        expected = _tried(forward, given, "model.path", self.path, fails)
         require(torch.equal(given, probe), "model.path", self.path, WRITES)
         need_initialised(module, "model.path", self.path)
         need_apart(module, "model.path", self.path)
         require(isinstance(expected, torch.Tensor), "model.path", self.path, returned(expected))
+        embedder = modules.Embedder(
+            module, method, None, flat, self._call(module, method, info), None if self.embed else taken
+        )
         module.set_submodule(self.head, nn.Identity())
         fails = f"its `{method}` fails where `{self.head}` is left out"
-        embedding = _tried(getattr(module, method), probe, "model.embed", self.embed, fails)
+        one = modules.Embedder(module, method, None, False, embedder.call, embedder.output)
+        embedding = _tried(one, probe, "model.embed", self.embed, fails)
         remedy = f"its `{method}` returns a {type(embedding).__name__}; return one tensor, [n, width]"
         require(isinstance(embedding, torch.Tensor), "model.embed", self.embed, remedy)
-        embedder = modules.Embedder(module, method, flat=flat)
         net = modules.Net(embedder, head, [f"net.{name}" for name in self.block])
         remedy = "the network is not its last layer applied to its embedding; name the method that embeds"
         inputs = embedding.flatten(1) if flat else embedding
         logits = _tried(head, inputs, "model.embed", self.embed, remedy)
         if not _same(expected, logits):
             drawn = "its forward draws in evaluation, too; write F.dropout(x, training=self.training)"
-            again = _tried(getattr(module, method), probe, "model.embed", self.embed, fails)
+            again = _tried(one, probe, "model.embed", self.embed, fails)
             require(_same(again, embedding), "model.path", self.path, drawn)
             raise UserError("model.embed", self.embed, remedy)
         for name, buffer in module.named_buffers():  # some count samples, in evaluation too
@@ -119,13 +140,23 @@ class Custom(ShapeModel):
                 buffer.copy_(buffers[name])
         return net.train()
 
-    def _whole(self, module: nn.Module) -> modules.Net:
+    def _call(self, module: nn.Module, method: str, info: DataInfo) -> SeveralInputs | None:
+        """Return how a method of the user's module takes several inputs; None for one input."""
+        if not info.parts:
+            return None
+        return SeveralInputs.of(info.parts, getattr(module, method), "model.path", self.path)
+
+    def _whole(self, module: nn.Module, info: DataInfo) -> modules.Net:
         """Return the user's network as one whole, which is tried with the data, the task and the trainer."""
         for key, value in (("embed", self.embed), ("block", list(self.block))):
             require(not value, f"model.{key}", value, "has no effect without model.head; give that, too")
         need_float32(module, "model.path", self.path)
         need_initialised(module, "model.path", self.path)
         need_apart(module, "model.path", self.path)
+        if (call := self._call(module, "forward", info)) is not None:
+            module.register_forward_pre_hook(call, with_kwargs=True)
+        if self.output:
+            module.register_forward_hook(TakenOutput(self.output))
         return cast(modules.Net, module.train())  # without embedding and head, unless it has its own
 
     def encoded(self, inputs: modules.OneHot, body: nn.Module) -> nn.Module:
@@ -142,8 +173,11 @@ class Custom(ShapeModel):
         place, _, name = self.path.partition(":")
         require(bool(place and name), "model.path", self.path, "give pkg.module:Name or file.py:Name")
         make = load_object(self.path, "model.path")
-        known = {"shape": info.shape, "num_classes": info.num_classes}
+        known: dict[str, Any] = {"shape": info.shape, "num_classes": info.num_classes}
         known |= {"vocabulary": info.vocabulary} if info.inputs == TOKENS else {}
+        if info.parts:
+            known["shape"] = {part.name: part.shape for part in info.parts}
+            known["vocabulary"] = {part.name: part.vocabulary for part in info.parts if part.vocabulary}
         try:
             asked = inspect.signature(make).parameters
             module = make(**{name: value for name, value in known.items() if name in asked})
@@ -182,13 +216,17 @@ def _tried(call: Callable[[torch.Tensor], Any], x: torch.Tensor, key: str, value
     try:
         with torch.no_grad():
             return call(x)
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(key, value, f"{fails} ({type(error).__name__}: {error})") from error
 
 
 def returned(output: object) -> str:
     """Return what is wrong with an output of a network that is not a tensor."""
-    return f"its forward returns a {type(output).__name__}; return one tensor of outputs, [n, classes]"
+    several = f", or {described(output).partition('; ')[2]} in model.output"
+    known = several if isinstance(output, (tuple, list, Mapping)) else ""
+    return f"its forward returns a {type(output).__name__}; return one tensor of outputs, [n, classes]{known}"
 
 
 def _has(module: nn.Module, name: str) -> bool:

@@ -15,7 +15,7 @@ from mpifl.core.client import Direction, Loss, Trained, WeightedLoss
 from mpifl.core.computation import NOTHING, OF_CALL, Asked, Call, ComputationCounter, Purpose, Work
 from mpifl.core.devices import split_on
 from mpifl.core.errors import MethodError, Missing, UserError, require
-from mpifl.core.federation import Split
+from mpifl.core.federation import InputPart, Split, unpacked
 from mpifl.core.flat_model import copy_on
 from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Part
@@ -71,6 +71,7 @@ class Learner:
         task: the task of the model.
         computation: counts what clients compute with this learner and with that of the auxiliary network.
         trainer: the trainer, or None.
+        parts: the inputs of a sample, if there are several.
         passes: the passes of the model over samples, and their FLOPs.
         dry_run: whether requests return without taking a step.
 
@@ -90,10 +91,11 @@ class Learner:
         task: Task | None = None,
         trainer: Trainer | None = None,
         rounds: int = 1,
+        parts: tuple[InputPart, ...] = (),
     ) -> None:
-        self.task, self.trainer = task or Classification(), trainer
+        self.task, self.trainer, self.parts = task or Classification(), trainer, parts
         known = kernels and graphs is None and self.task.for_kernels and trainer is None
-        forward = None if trainer is None else trainer.outputs
+        forward = None if trainer is None else outputs_of(trainer, parts)
         self.context = context = ModelContext(model, device, self.task, known, forward)
         context.counts = trainer is None or "outputs" in trainer.gives
         self.device, self.layout, self.flat = context.device, context.layout, context.flat
@@ -108,7 +110,7 @@ class Learner:
         stacked = LockstepBackend(context, self.stacks or train_stack)
         self.lockstep: LockstepRunner = stacked.runner
         if trainer is not None:
-            self.backends: tuple[Backend, ...] = (TrainerBackend(context, trainer, rounds),)
+            self.backends: tuple[Backend, ...] = (TrainerBackend(context, trainer, rounds, parts),)
             return
         self.backends = (
             stacked,
@@ -253,7 +255,8 @@ class Learner:
         trainer, context = self.trainer, self.context
         assert trainer is not None
         module = context.flat.load(vector, train=False)
-        samples = Samples(split.x.to(context.device), split.y.to(context.device), self.task)
+        x, y = split.x.to(context.device), split.y.to(context.device)
+        samples = Samples(x, y, self.task, parts=self.parts)
         try:
             context.flat.without_gradients()
             with kept(), key(0, "outputs").seeded(), torch.no_grad():
@@ -300,6 +303,18 @@ class Learner:
         if self._in_step:
             remedy = "it would overwrite the model in training; compute it before sgd"
             raise MethodError("client.sgd", f"its direction or loss calls client.{call}", remedy)
+
+
+def outputs_of(trainer: Trainer, parts: tuple[InputPart, ...]) -> Callable[[nn.Module, Any], torch.Tensor]:
+    """Return the outputs of a trainer as a function of samples as a federation has them.
+
+    Args:
+        trainer: the trainer.
+        parts: the inputs of a sample, if there are several, which the trainer gets by name.
+    """
+    if not parts:
+        return trainer.outputs
+    return lambda module, x: trainer.outputs(module, unpacked(x, parts))
 
 
 def _checked(direction: Direction) -> Direction:

@@ -8,7 +8,7 @@ same on every device and for every backend.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 from mpifl.core.computation import NOTHING, Asked, Work
 from mpifl.core.federation import Split
 from mpifl.core.flat_model import copy_on
+from mpifl.core.module_calls import embedding_of
 from mpifl.core.parameters import Part, bounds
 from mpifl.core.rng import key
 from mpifl.core.torch_state import kept
@@ -222,8 +223,7 @@ class Passes:
             param.requires_grad_(own.requires_grad and (trained is None or id(own) in trained))
         shape, dtype = form
         x = torch.zeros(size, *shape, dtype=dtype, device=device)
-        forward = partial(self.context.forward, module)
-        function: Callable[..., Any] = module.embed if kind == "embed" else forward  # type: ignore[assignment]
+        function = partial(embedding_of if kind == "embed" else self.context.forward, module)
         with FlopCounter() as counter, torch.set_grad_enabled(kind == "backward"):
             out = function(x)
             if kind == "backward" and out.requires_grad:

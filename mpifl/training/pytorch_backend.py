@@ -18,6 +18,7 @@ from torch import nn
 from mpifl.core.client import Loss, Trained
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
+from mpifl.core.module_calls import embedding_of
 from mpifl.core.rng import key
 from mpifl.core.torch_state import kept
 
@@ -175,11 +176,9 @@ def outputs(
         UserError: there is only one sample, with batch norm and `train_mode`; or the module has no embedding.
     """
     module = context.flat.load(vector, train=train_mode)
-    remedy = "its embedding is needed; name its last layer (model.head), or build a mpifl.models.Net"
-    require(not embedding or hasattr(module, "embed"), "model.name", "a network without `embed`", remedy)
-    function = module.embed if embedding else partial(context.forward, module)
+    function = partial(embedding_of if embedding else context.forward, module)
     with kept(), context.kernels(), context.seeded(key(0, "outputs")):
-        found = [function(batch.to(context.device)) for batch in _batches_of(context, x, train_mode)]  # type: ignore[operator]  # every model has embed
+        found = [function(batch.to(context.device)) for batch in _batches_of(context, x, train_mode)]
     context.flat.check_buffers()
     return torch.cat(found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -11,10 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from mpifl.core.client import Trained
+from mpifl.core.client import Loss, Trained
 from mpifl.core.errors import MethodError, require
+from mpifl.core.federation import InputPart, packed
+from mpifl.core.module_calls import all_outputs
 from mpifl.core.torch_state import kept
-from mpifl.core.trainer import GIFTS, Fit, FitContext, Gift, Samples, Trainer
+from mpifl.core.trainer import GIFTS, Fit, FitContext, Gift, Given, Samples, Trainer
 from mpifl.core.types import shape_or_type
 
 from .augmentation import change_of
@@ -37,10 +40,13 @@ class TrainerBackend(Backend):
         context: the model; its vector changes.
         trainer: the trainer.
         rounds: number of server steps of the run.
+        parts: the inputs of a sample, if there are several.
     """
 
-    def __init__(self, context: ModelContext, trainer: Trainer, rounds: int) -> None:
-        self.context, self.trainer, self.rounds = context, trainer, rounds
+    def __init__(
+        self, context: ModelContext, trainer: Trainer, rounds: int, parts: tuple[InputPart, ...] = ()
+    ) -> None:
+        self.context, self.trainer, self.rounds, self.parts = context, trainer, rounds, parts
 
     def accepts(self, request: Request) -> bool:
         """Return True."""
@@ -77,7 +83,7 @@ class TrainerBackend(Backend):
             num_steps=num_steps,
             batch_size=config.batch_size,
             rate_factor=config.lr_at(request.step) / config.lr,
-            loss=request.loss or loss_of(context),
+            loss=self._loss(request.loss or loss_of(context)),
             directed=request.direction is not None,
             direct=partial(_direct, context, request),
             done=(lambda count: None) if stage is None else partial(setattr, stage, "done"),
@@ -86,7 +92,7 @@ class TrainerBackend(Backend):
         try:
             # a gradient that is None keeps frozen parameters from an optimiser's weight decay
             context.flat.without_gradients()
-            with kept(), request.key.of("dropout").seeded(), only:
+            with kept(), request.key.of("dropout").seeded(), only, all_outputs(module):
                 fit: Any = self.trainer.fit(module, self._samples(request), asked)
         finally:
             context.flat.reattach()
@@ -98,6 +104,15 @@ class TrainerBackend(Backend):
         require(told, "local.trainer", self.trainer.name, remedy)
         checked: Fit = fit
         return checked
+
+    def _loss(self, loss: Loss) -> Loss:
+        """Return a loss that takes samples as trainers get them, of what the task takes of the outputs."""
+
+        def of_given(module: nn.Module, x: Given, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+            with all_outputs(module, everything=False):
+                return loss(module, packed(x, self.parts) if isinstance(x, Mapping) else x, y, index)
+
+        return of_given
 
     def _check(self, request: Request) -> None:
         """Raise `MethodError` if a method asks for what the trainer does not give."""
@@ -127,7 +142,7 @@ class TrainerBackend(Backend):
         order = partial(context.batches, split, config, request.key)
         task = context.task
         change = change_of(task, config.augment, request.key)
-        return Samples(split.x, split.y, task, order, change)
+        return Samples(split.x, split.y, task, order, change, self.parts)
 
 
 def _direct(context: ModelContext, request: Request) -> None:

@@ -82,7 +82,8 @@ def a_table_a_sheet_and_a_run(folder: Path, said: str) -> None:
         data[tree["source"]["name"], tree["scenario"]["name"]] = tree
         clients = 8 if tree["source"]["name"] == "table" else 20
         assert (summary_of(run)["clients"], summary_of(run)["rounds"]) == (clients, 1)
-    assert [*sorted(data)] == [("dataset", "rotated"), ("digits", "partition"), ("table", "natural")]
+    runs = [("dataset", "rotated"), ("digits", "partition"), ("npz", "relations"), ("table", "natural")]
+    assert [*sorted(data)] == runs
     assert data["dataset", "rotated"]["source"]["path"] == "stripes.py:Stripes"
 
 

@@ -62,7 +62,7 @@ class Relations(Scenario):
         numbers = self.permutes == "labels" and pool.label_kind == NUMBERS
         require(self.groups <= 2 or not numbers, "groups", self.groups, remedy)
         plain = self.permutes == "labels" or not (pool.categories or pool.parts)
-        remedy = "columns of categories and packed inputs cannot be permuted; use labels"
+        remedy = "columns of categories and several inputs cannot be permuted; use labels"
         require(plain, "permutes", self.permutes, remedy)
         remedy = "labels are masks, whose pixels would no longer be those of the images; use labels"
         apart = self.permutes == "labels" or pool.label_kind != MASKS

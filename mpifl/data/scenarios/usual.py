@@ -11,7 +11,7 @@ import numpy as np
 from annotated_types import Ge, Interval
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.federation import CLASSES, IMAGES, NUMBERS, TOKENS
+from mpifl.core.federation import CLASSES, IMAGES, NUMBERS, SEVERAL, TOKENS
 from mpifl.core.options import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -384,7 +384,8 @@ class Quantile(PartitionedScenario):
             kinds = f"labels of this source are {pool.label_kind}: use brightness or a feature"
             require(pool.label_kind in (NUMBERS, CLASSES), "by", self.by, kinds)
             return np.asarray(pool.labels.reshape(len(pool.labels), -1)[:, 0], np.float64)
-        require(pool.kind != TOKENS, "by", self.by, "samples are tokens, which have no order: use target")
+        remedy = f"samples are {pool.kind}, which have no order: use target"
+        require(pool.kind not in (TOKENS, SEVERAL), "by", self.by, remedy)
         if self.by == "brightness":
             starts = range(0, len(pool.inputs), BLOCK)
             blocks = (pool.inputs[a : a + BLOCK] for a in starts)
@@ -484,10 +485,10 @@ def noise_of(pool: Pool, levels: tuple[float, ...], key: Key) -> Noise:
     """Return noise with a level for each group, in units of pixels or of each feature's deviation.
 
     Raises:
-        UserError: samples are tokens, or a table of categories alone.
+        UserError: samples are tokens or several inputs, or a table of categories alone.
     """
-    if pool.kind == TOKENS:
-        raise UserError("sigma", max(levels), "samples are tokens: noise is for images and features")
+    if pool.kind in (TOKENS, SEVERAL):
+        raise UserError("sigma", max(levels), f"samples are {pool.kind}: noise is for images and features")
     seed = key.of("noise").entropy % 2**63
     if pool.kind == IMAGES:
         return Noise(levels, seed)

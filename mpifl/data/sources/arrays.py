@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.federation import FEATURES, IMAGES, TOKENS
+from mpifl.core.federation import FEATURES, IMAGES, TOKENS, InputPart
 from mpifl.core.rng import key
 from mpifl.data.pool import Pool, count_classes, images_of, labels_of, masks_of, stratified, void_of
 from mpifl.data.sources.base import TEST, TRAIN
@@ -69,6 +69,59 @@ def inputs_of(array: np.ndarray, name: str, kind: str | None = None, otherwise: 
         require(whole and array.ndim == 2, name, f"{array.dtype} {list(array.shape)}", remedy)
         return array.astype(np.int32) if array.dtype.itemsize < 2 or array.dtype.kind == "u" else array
     return images_of(array, name, otherwise)
+
+
+EXACT = 1 << 24  # float32 holds all whole numbers up to it
+
+
+def pack(*given: Mapping[str, np.ndarray], name: str) -> tuple[list[np.ndarray], tuple[InputPart, ...]]:
+    """Return samples of several inputs as a pool stores them, float32 [n, F], and what they are.
+
+    The type of an array says what it holds: bytes [n, H, W], [n, H, W, C] or [n, C, H, W] are images, floats
+    [n, ...] features, whole numbers [n, T] of more than a byte tokens.
+
+    Args:
+        *given: name -> array, with the same names: the training part and, if there is one, the test part.
+        name: where they come from, for error messages.
+
+    Raises:
+        UserError: an array holds something else, the numbers of samples differ, or a token is too large for
+            float32.
+    """
+    names = [*given[0]]
+    for other in given[1:]:
+        remedy = f"give the same inputs in both parts: {', '.join(names)}"
+        require({*other} == {*names}, name, ", ".join(other), remedy)
+    made: list[list[np.ndarray]] = [[] for _ in given]
+    parts = []
+    for called in names:
+        held = [_input_of(np.asarray(one[called]), f"{name}: {called}") for one in given]
+        (kind, first), shapes = held[0], {x.shape[1:] for _, x in held}
+        remedy = "the same input in both parts must have one type and one shape"
+        require(
+            len(shapes) == 1 and len({kind for kind, _ in held}) == 1, f"{name}: {called}", shapes, remedy
+        )
+        largest = max((int(x.max(initial=0)) for _, x in held), default=0) if kind == TOKENS else 0
+        remedy = f"tokens of several inputs must be whole numbers from 0, below {EXACT}: number them anew"
+        lowest = min(int(x.min(initial=0)) for _, x in held) if kind == TOKENS else 0
+        require(
+            lowest >= 0 and largest < EXACT, f"{name}: {called}", lowest if lowest < 0 else largest, remedy
+        )
+        parts.append(InputPart(called, first.shape[1:], kind, largest + 1 if kind == TOKENS else 0))
+        for rows, (_, x) in zip(made, held, strict=True):
+            remedy = f"samples of {called} for {len(rows[0]) if rows else 0} of {names[0]}: give one for each"
+            require(not rows or len(x) == len(rows[0]), name, len(x), remedy)
+            rows.append(x.reshape(len(x), -1).astype(np.float32))
+    return [np.concatenate(rows, 1) for rows in made], tuple(parts)
+
+
+def _input_of(array: np.ndarray, name: str) -> tuple[str, np.ndarray]:
+    """Return the kind of one of several inputs, and its samples [n, *shape]."""
+    if np.issubdtype(array.dtype, np.floating):
+        return FEATURES, inputs_of(array, name, FEATURES)
+    if array.dtype == np.uint8:
+        return IMAGES, images_of(array, name)
+    return TOKENS, inputs_of(array, name, TOKENS)
 
 
 def refuse_not_finite(array: np.ndarray, name: str, rows: pd.Series | None = None) -> None:

@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.federation import InputPart
 from mpifl.core.imports import imported_from, load_object, root_of
 from mpifl.core.options import ShareBelowOne
 from mpifl.data.pool import Pool, void_of
-from mpifl.data.sources.arrays import AS_FEATURES, TEST_SHARE, any_labels_of, inputs_of, pool_of
+from mpifl.data.sources.arrays import AS_FEATURES, TEST_SHARE, any_labels_of, inputs_of, pack, pool_of
 from mpifl.data.sources.base import Source, in_one_line
 from mpifl.data.sources.pictures import GREY, check_bits
 
@@ -29,8 +30,9 @@ class Dataset(Source):
     """A map-style data set of (sample, label), all samples of one shape.
 
     PIL images, bytes, and floats in [0, 1] of an image's shape are images; floats [F] are features, integers
-    [T] tokens. A label is a whole number (its class), a number or an array of them, or a mask: a picture, or
-    whole numbers [H, W], with a class for each pixel.
+    [T] tokens. A sample of several inputs is a mapping from their names: uint8 images, floats of any shape
+    (features), whole numbers [T] (tokens). A label is a whole number (its class), a number or an array of
+    them, or a mask: a picture, or whole numbers [H, W], with a class for each pixel.
 
     The class is called with those of the arguments `root` and `train` that it accepts. If it does not accept
     `train`, a stratified share is set aside as the test part.
@@ -104,7 +106,16 @@ class Dataset(Source):
             takes = {}
         halves = (True, False) if "train" in takes else (True,)
         made = [self._made(factory, takes, str(root), train) for train in halves]
-        parts = [self._read(items, part) for items, part in zip(made, ("training", "test"), strict=False)]
+        read = [self._read(items, part) for items, part in zip(made, ("training", "test"), strict=False)]
+        inputs: tuple[InputPart, ...] = ()
+        if isinstance(read[0][0], dict):
+            for option in ("inputs", "vocabulary"):
+                remedy = "has no effect on several inputs, whose types say what they hold; leave it out"
+                require(not getattr(self, option), f"data.source.{option}", getattr(self, option), remedy)
+            packed, inputs = pack(*(x for x, _ in read), name="data.source.path")
+            parts = [(x, y) for x, (_, y) in zip(packed, read, strict=True)]
+        else:
+            parts = read
         names = next(filter(None, map(_names, made)), ())
         classes = parts[0][1].ndim in (1, 3)  # of samples, or of pixels
         largest = int(max(np.max(y, where=_counts(y), initial=0) for _, y in parts)) if classes else 0
@@ -112,14 +123,14 @@ class Dataset(Source):
         test, key = parts[1] if len(parts) == 2 else None, "data.source.path"
         pool = pool_of(parts[0], test, key, names if fits else (), self.vocabulary, self.test_share)
         drawn = self._drawn(made)  # after all have been read: a second look may draw, too
-        return replace(pool, remarks=(*pool.remarks, *drawn))
+        return replace(pool, remarks=(*pool.remarks, *drawn), parts=inputs)
 
     def _drawn(self, made: Sequence[Any]) -> tuple[str, ...]:
         """Return a line about data sets whose items differ when they are read again."""
         for items in made:
             for i in range(min(len(items), LOOKS)):
-                one, two = (pixels_of(items[i][0]) for _ in range(2))
-                if not np.array_equal(one, two):
+                one, two = (_arrays(items[i][0]) for _ in range(2))
+                if not all(map(np.array_equal, one, two)):
                     remedy = "its transforms draw once, at preparation, and every epoch sees the same samples"
                     return (f"data.source.path = {self.path!r}: items differ when read again; {remedy}",)
         return ()
@@ -132,12 +143,16 @@ class Dataset(Source):
             remedy = f"cannot be made from {', '.join(given) or 'nothing'} ({in_one_line(error)})"
             raise UserError("data.source.path", self.path, remedy) from error
 
-    def _read(self, items: Any, part: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the samples and labels of all items of a part."""
+    def _read(self, items: Any, part: str) -> tuple[Any, np.ndarray]:
+        """Return the samples and labels of all items of a part; several inputs are arrays by name."""
         try:
             count = len(items)
             require(count > 0, "data.source.path", self.path, f"has no items in its {part} part; give some")
             pairs = [items[i] for i in range(count)]
+            if isinstance(pairs[0][0], Mapping):
+                names = [*pairs[0][0]]
+                several = {name: np.stack([np.asarray(x[name]) for x, _ in pairs]) for name in names}
+                return several, any_labels_of(np.array([label_of(y) for _, y in pairs]), "data.source.path")
             colour = any(mode_of(image) not in ("", *GREY) for image, _ in pairs)
             images = np.stack([pixels_of(image, colour) for image, _ in pairs])
             labels = np.array([label_of(label) for _, label in pairs])
@@ -153,6 +168,13 @@ class Dataset(Source):
 def _counts(labels: np.ndarray) -> np.ndarray | bool:
     """Return which labels count: those of masks may be ignored."""
     return labels != void_of(labels.dtype) if labels.ndim == 3 else True
+
+
+def _arrays(sample: Any) -> list[np.ndarray]:
+    """Return the inputs of a sample as arrays."""
+    if isinstance(sample, Mapping):
+        return [np.asarray(value) for value in sample.values()]
+    return [pixels_of(sample)]
 
 
 def _names(items: Any) -> tuple[str, ...]:

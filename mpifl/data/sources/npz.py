@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -16,7 +16,7 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.federation import FEATURES
 from mpifl.core.options import NonNegativeInt, ShareBelowOne
 from mpifl.data.pool import Pool
-from mpifl.data.sources.arrays import AS_FEATURES, LABELS, TEST_SHARE, any_labels_of, inputs_of, pool_of
+from mpifl.data.sources.arrays import AS_FEATURES, LABELS, TEST_SHARE, any_labels_of, inputs_of, pack, pool_of
 from mpifl.data.sources.base import Source, broken, check_unpacked, place_of, reading, refuse_foreign
 
 KINDS = ("x", "y", "origin")
@@ -46,6 +46,10 @@ class Npz(Source):
     floats numbers, integers [n, T] tokens. The optional arrays origin_train and origin_test give the origin
     of each sample, the optional array class_names the names of the classes.
 
+    Several inputs of a model are arrays x_NAME_train and x_NAME_test, at least two, in place of x_train and
+    x_test: bytes [n, H, W], [n, H, W, C] or [n, C, H, W] are images, floats [n, ...] features, whole numbers
+    [n, T] of more than a byte tokens.
+
     Attributes:
         path: the archive: absolute, below data.root, or in the working folder.
         inputs: images, features or tokens, if the shape does not determine it; spectrograms and series of any
@@ -73,27 +77,41 @@ class Npz(Source):
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read the archive."""
         path = self.files(root)[0]
-        arrays = read_npz(path, [NAMES, *(f"{kind}_{part}" for part in ("train", "test") for kind in KINDS)])
+        several = _inputs_in(path)
+        kinds = (*several, *KINDS[1:]) if several else KINDS
+        arrays = read_npz(path, [NAMES, *(f"{kind}_{part}" for part in ("train", "test") for kind in kinds)])
         names = tuple(map(str, arrays.pop(NAMES, np.empty(0)).tolist()))
-        parts = [p for p in ("train", "test") if f"x_{p}" in arrays]
-        kinds = KINDS if "origin_train" in arrays else KINDS[:2]
+        parts = [p for p in ("train", "test") if f"{kinds[0]}_{p}" in arrays]
+        kinds = kinds if "origin_train" in arrays else kinds[:-1]
         wanted = {f"{kind}_{part}" for part in {"train", *parts} for kind in kinds}
         for name in sorted(wanted - arrays.keys()):
             raise lacks(self.path, path, name)
         for name in sorted(arrays.keys() - wanted):
             raise UserError(str(path), name, "stands alone: images, labels and origins belong together")
+        if several:
+            for key in ("inputs", "vocabulary"):
+                remedy = "has no effect on several inputs, whose arrays say what they hold; leave it out"
+                require(not getattr(self, key), f"data.source.{key}", getattr(self, key), remedy)
+            given = ({kind[2:]: arrays[f"{kind}_{part}"] for kind in several} for part in parts)
+            samples, inputs = pack(*given, name=f"{path}: x")
+        else:
+            samples = [
+                inputs_of(arrays[f"x_{part}"], f"{path}: x_{part}", self.inputs, AS_FEATURES)
+                for part in parts
+            ]
+            inputs = ()
         read: list[tuple[np.ndarray, np.ndarray]] = []
-        for part in parts:
-            x = inputs_of(arrays[f"x_{part}"], f"{path}: x_{part}", self.inputs, AS_FEATURES)
+        for part, x in zip(parts, samples, strict=True):
             y = any_labels_of(arrays[f"y_{part}"], f"{path}: y_{part}", self.labels)
             sizes = (len(x), len(y), len(arrays.get(f"origin_{part}", y)))
             remedy = f"samples, labels and origins of {part} differ in number"
             require(len(set(sizes)) == 1, str(path), sizes, remedy)
             read.append((x, y))
         origin = np.concatenate([arrays[f"origin_{part}"] for part in parts]) if "origin" in kinds else None
-        test, key = read[1] if len(read) == 2 else None, f"{path}: x_train"
+        test, key = read[1] if len(read) == 2 else None, "" if several else f"{path}: x_train"
         share, vocabulary = self.test_share, self.vocabulary
-        return pool_of(read[0], test, f"{path}: y_train", names, vocabulary, share, origin, (), key)
+        pool = pool_of(read[0], test, f"{path}: y_train", names, vocabulary, share, origin, (), key)
+        return replace(pool, parts=inputs)
 
 
 @dataclass(frozen=True)
@@ -161,6 +179,21 @@ def lacks(named: str, path: Path, name: str) -> UserError:
     sparse = {"format", "shape", "data"} <= {*there}
     found += "; it is a sparse matrix of SciPy: write X.toarray()" if sparse else ""
     return UserError("data.source.path", named, f"lacks the array {name}; {found}")
+
+
+def _inputs_in(path: Path) -> tuple[str, ...]:
+    """Return `x_NAME` of the inputs in an archive with several, in its order; empty if it has `x_train`."""
+    if path.suffix != ".npz":
+        return ()  # refused where it is read
+    with reading(path, "an .npz"), zipfile.ZipFile(path) as archive:
+        held = [entry.filename.removesuffix(".npy") for entry in archive.infolist()]
+    found = tuple(
+        name.removesuffix("_train") for name in held if name.startswith("x_") and name.endswith("_train")
+    )
+    found = tuple(name for name in found if len(name) > 2) if "x_train" not in held else ()
+    remedy = "stands alone: a model of several inputs needs two or more; name the array x_train"
+    require(len(found) != 1, str(path), f"{found[0] if found else ''}_train", remedy)
+    return found
 
 
 def read_npz(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:

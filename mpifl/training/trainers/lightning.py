@@ -27,7 +27,8 @@ LOGGERS = ("lightning.pytorch", "lightning.fabric")
 class Lightning(Trainer):
     """A LightningModule's own `training_step` and `configure_optimizers`, by `lightning.Trainer`.
 
-    The model is a LightningModule whose batches are pairs of samples and labels. What its `training_step`
+    The model is a LightningModule whose batches are pairs of samples and labels; samples of several inputs
+    are mappings from their names. What its `training_step`
     logs becomes columns `fit_NAME` of metrics.csv. Its `forward` gives the outputs that the task scores. Its
     optimisers are made anew at every visit. With manual optimisation it has all steps to itself, so that no
     method can add to its gradients.
@@ -100,7 +101,7 @@ class _Passes:
     def __len__(self) -> int:
         return self._size
 
-    def __iter__(self) -> Iterator[list[torch.Tensor]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         for x, y, _ in islice(self._batches, self._size):
             yield [x, y]
 
@@ -131,8 +132,8 @@ def _watch(pl: Any, context: FitContext, accumulate: int) -> Any:
         ) -> None:
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
             value = loss.detach().double() * accumulate if isinstance(loss, torch.Tensor) else math.nan
-            self.total = self.total + value * len(batch[0])
-            self.samples, self.batches = self.samples + len(batch[0]), self.batches + 1
+            self.total = self.total + value * len(batch[1])
+            self.samples, self.batches = self.samples + len(batch[1]), self.batches + 1
             context.done(self.batches)
 
     return Watch()

@@ -108,8 +108,8 @@ class Torch(Trainer):
                 value = loss(module, x, y, index)
             in_step = min(self.accumulate, context.num_steps - number + held)
             scaler.scale(value / in_step if in_step > 1 else value).backward()
-            total += value.detach().double() * len(x)
-            samples, held = samples + len(x), held + 1
+            total += value.detach().double() * len(y)
+            samples, held = samples + len(y), held + 1
             context.done(number + 1)
             if held < self.accumulate and not last:
                 continue

@@ -73,6 +73,7 @@ class Sklearn(Trainer):
             made.classes_ = np.arange(len(weight))
         total, samples = 0.0, 0
         for number, (x, y, _) in enumerate(data.batches()):
+            assert isinstance(x, torch.Tensor), "linear models take one input"
             with torch.no_grad():
                 total += float(data.task.loss(self.outputs(module, x), y)) * len(x)
             labels = _numbers(y)
