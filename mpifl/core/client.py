@@ -290,7 +290,7 @@ class ClientHost(ABC):
         """Return the labelled sets that the server owns, each as a client."""
 
     def best_models(
-        self, visits: tuple[np.ndarray, np.ndarray], models: Sequence[torch.Tensor]
+        self, visits: tuple[np.ndarray, np.ndarray], models: Sequence[torch.Tensor], step: int
     ) -> np.ndarray | None:
         """Return the index of the model with the lowest `Client.loss` in each visit, int64 [m].
 
@@ -299,6 +299,7 @@ class ClientHost(ABC):
         Args:
             visits: client and visit number of each, both int64 [m].
             models: the models to compare in each visit, [K, d].
+            step: the server step.
         """
         return None
 

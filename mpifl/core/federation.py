@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -276,6 +276,25 @@ class Federation(ABC):
     def changes(self) -> bool:
         """Whether a client may hold other data at another visit. Default: False."""
         return False
+
+    def data_set(self, k: int, visit: int, step: int) -> int:
+        """Return the number of client `k`'s data set at a visit in a server step.
+
+        It is what `client`, `stored` and others take as `visit`. Default: the number of the visit.
+        """
+        return visit
+
+    @property
+    def regroups(self) -> Sequence[int]:
+        """The server steps from which on some client is in another hidden group, ascending. Default: none."""
+        return ()
+
+    def groups_at(self, step: int) -> np.ndarray | None:
+        """Return the hidden group of each client at a server step, int64 [N]; None without ground truth.
+
+        Default: `groups`.
+        """
+        return self.groups
 
     @abstractmethod
     def client(self, k: int, visit: int = 0) -> ClientData:

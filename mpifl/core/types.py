@@ -200,6 +200,8 @@ class ProblemInfo:
         num_classes: L, the width of the model's output.
         num_samples: int64 [N], training samples of each client, at its first visit where they change.
         groups: int64 [N], the hidden true groups; only given to methods that declare `Needs.groups`.
+        regrouped: server step -> the true groups [N] from that step on, where they change (section `drift`);
+            also only given to those methods.
         layout: layout of the model's flat vector.
         public: the labelled sets the server owns, each as a client (`public[g].sgd`, `public[g].loss`).
         init: j -> the j-th independent initial vector [d]; `init(0)` is the common one.
@@ -211,6 +213,7 @@ class ProblemInfo:
     layout: Layout
     init: Callable[[int], torch.Tensor]
     groups: np.ndarray | None = None
+    regrouped: Mapping[int, np.ndarray] = field(default_factory=dict)
     public: Sequence[Any] = ()
 
     def server(

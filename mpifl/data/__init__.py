@@ -5,6 +5,7 @@ from mpifl.data.scenarios import SCENARIOS
 from mpifl.data.sources import SOURCES
 
 from .build import DataConfig, export_partition, open_federation, open_public, prepare
+from .drift import Drift
 from .prepared_cache import CacheMissing
 from .statistics import histogram, label_distance
 
@@ -13,6 +14,7 @@ __all__ = [
     "SOURCES",
     "CacheMissing",
     "DataConfig",
+    "Drift",
     "PoolFederation",
     "export_partition",
     "histogram",

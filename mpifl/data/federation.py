@@ -26,7 +26,9 @@ from mpifl.core.federation import (
 )
 from mpifl.core.mapped_arrays import release
 from mpifl.core.process import machine_bytes
+from mpifl.core.rng import Key
 
+from .drift import DataSet, Drift, DriftingPartition, drifting
 from .pool import Pool
 from .sample_cache import SampleCache
 from .scenario import Partition, SampleIndex, ScenarioSpec
@@ -121,6 +123,8 @@ class PoolFederation(Federation):
         self.extra = tuple(name for name in spec.split_ops if name not in SPLITS)
         self._public, self._group_test_sets = spec.public, spec.group_test_sets
         self._wrong: np.ndarray | None = None  # [L], the label that attackers give to samples of each label
+        self._drift: DriftingPartition | None = None
+        self._regimes: Op | None = None  # changes the samples of regimes 1, 2, ... of a drift
         self.shape = self._shape_of_all_groups(spec.op_groups)
         self._limit = cache_bytes
         self._samples = SampleCache(cache_bytes * self.caches(cache_bytes))
@@ -144,6 +148,40 @@ class PoolFederation(Federation):
         if split in SPLITS and self.partition.static:
             return super().sizes_of(split, clients, visits)
         return self.partition.sizes_of(split, clients, visits)
+
+    def drift(self, options: Drift, key: Key) -> None:
+        """Let clients change their data during the run; must be called before any data are read.
+
+        Args:
+            options: the section `drift`, with a kind.
+            key: address of the draws.
+
+        Raises:
+            UserError: the kind does not fit the samples, the groups or the scenario.
+        """
+        base = self.groups if self.groups is not None else None
+        found, op = drifting(options, self.partition, base, self.pool, key)
+        self.partition, self._drift, self._regimes = found, found, op
+
+    @property
+    def data_sets(self) -> Sequence[Sequence[DataSet]]:
+        """The data sets of each client in order of time; empty without drift."""
+        return () if self._drift is None else self._drift.sets
+
+    def data_set(self, k: int, visit: int, step: int) -> int:
+        """Return the number of client `k`'s data set: under drift that of the step, otherwise the visit's."""
+        return visit if self._drift is None else self._drift.number(k, step)
+
+    @property
+    def regroups(self) -> Sequence[int]:
+        """The server steps from which on some client is in another hidden group, ascending."""
+        return () if self._drift is None or self.groups is None else self._drift.regroups
+
+    def groups_at(self, step: int) -> np.ndarray | None:
+        """Return the hidden group of each client at a server step, int64 [N]."""
+        if self._drift is None or self.groups is None:
+            return self.groups
+        return self._drift.groups_at(step)
 
     def attack(self, clients: Sequence[int], labels: np.ndarray | None) -> None:
         """Make some clients attackers; must be called before any data are read.
@@ -243,6 +281,8 @@ class PoolFederation(Federation):
 
     def mixture(self, k: int, visit: int = 0) -> np.ndarray | None:
         """Return the true share [groups] of each group in client `k`'s training data."""
+        if self._drift is not None:
+            return None
         share = self.partition.mixture(k, visit)
         return super().mixture(k, visit) if share is None else share
 
@@ -283,14 +323,15 @@ class PoolFederation(Federation):
         draw = self.partition.of(k, split, visit)
         y = self.pool.labels[draw.index]
         blank = np.broadcast_to(np.zeros((), self.pool.inputs.dtype), (len(y), *self.pool.shape))
-        for op in self._ops[split]:
-            blank, y = op(blank, y, self._group(draw, len(y)))
+        _, y = self._changed(draw, blank, y, self._ops[split])
         return self._given(k, split, y)
 
     def stored(self, clients: np.ndarray, visits: np.ndarray) -> StoredSamples | None:
         """Return where training samples of some visits are stored; None if clients train on other values."""
         pool, table = self.pool, self._table
         if table is None or self._wrong is not None:
+            return None
+        if self._drift is not None and self._drift.changed(clients, visits):
             return None
         index, sizes = self.partition.of_all(clients, "train", visits)
         if self._own is not None and (places := self._own.places(index)) is not None:
@@ -321,9 +362,16 @@ class PoolFederation(Federation):
         return Split(self.to_tensor(x), labels_as_tensor(y))
 
     def _pixels(self, draw: SampleIndex, ops: tuple[Op, ...]) -> tuple[np.ndarray, np.ndarray]:
-        x, y = self._rows(draw.index)
+        return self._changed(draw, *self._rows(draw.index), ops)
+
+    def _changed(
+        self, draw: SampleIndex, x: np.ndarray, y: np.ndarray, ops: tuple[Op, ...]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return stored samples and labels after the scenario's operations and that of the draw's regime."""
         for op in ops:
             x, y = op(x, y, self._group(draw, len(y)))
+        if draw.regime and self._regimes is not None:
+            x, y = self._regimes(x, y, np.full(len(y), draw.regime))
         return x, y
 
     def _rows(self, index: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray]:

@@ -35,10 +35,13 @@ class SampleIndex:
     Attributes:
         index: addresses in the pool, int [n] or a slice.
         group: the group of each sample, int [n], or one group for all samples.
+        regime: what drift does to all samples beside the scenario's operations (`mpifl/data/drift.py`); 0:
+            nothing.
     """
 
     index: np.ndarray | slice
     group: np.ndarray | int
+    regime: int = 0
 
 
 class Partition(ABC):

@@ -78,6 +78,24 @@ class Rotate(Op):
 
 
 @dataclass(frozen=True)
+class MirrorAndTurn(Op):
+    """Mirror images of groups 1, 2, ... left to right, then rotate them by `angles[group - 1]` degrees.
+
+    No mirrored image is a rotation of the original. Masks follow their images.
+    """
+
+    angles: tuple[float, ...]
+
+    def __call__(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mirror `x`, and masks."""
+        flipped = (group > 0)[:, None, None, None]
+        x = np.where(flipped, x[..., ::-1], x)
+        if y.ndim == MASK_AXES:
+            y = np.where(flipped[:, 0], y[..., ::-1], y)
+        return Rotate((0.0, *self.angles))(x, y, group)
+
+
+@dataclass(frozen=True)
 class PermuteLabels(Op):
     """Rename each group's labels by its own permutation; `tables[g][y]` is the new name of y in group g."""
 

@@ -273,6 +273,11 @@ def open_data(config: Config, prepares: bool, say: Say = lambda text: None) -> F
         federation = open_federation(data, seed, say, build=prepares, cache_bytes=cache_bytes)
     except CacheMissing:
         federation = open_federation(data, seed, cache_bytes=cache_bytes)
+    if config.drift.kind is not None:
+        try:
+            federation.drift(config.drift, key(seed, "drift"))
+        except UserError as error:
+            raise error.under("drift") from error
     config.policy.prepare(federation)
     if isinstance(config.attack, Attack):
         try:
@@ -345,6 +350,8 @@ def build_parts(
         rounds=config.rounds,
         parts=info.parts,
     )
+    later = {step: federation.groups_at(step) for step in federation.regroups}
+    regrouped = {step: groups for step, groups in later.items() if groups is not None}
     problem = ProblemInfo(
         num_clients=federation.num_clients,
         num_classes=info.num_classes,
@@ -352,6 +359,7 @@ def build_parts(
         layout=layout,
         init=init,
         groups=federation.groups if config.algorithm.needs.groups else None,
+        regrouped=regrouped if config.algorithm.needs.groups else {},
         public=public_clients(federation, learner, config.local, public) if public else (),
     )
     system, n = key(seed.system), problem.num_clients

@@ -33,7 +33,7 @@ from mpifl.core.options import (
 )
 from mpifl.core.task import Task
 from mpifl.core.textfiles import check_name
-from mpifl.data import SCENARIOS, SOURCES, DataConfig
+from mpifl.data import SCENARIOS, SOURCES, DataConfig, Drift
 from mpifl.models import MODELS, LoRA, ModelOptions
 from mpifl.protection.attacks import ATTACKS, Attack, NoAttack
 from mpifl.protection.privacy import PRIVACIES, Privacy
@@ -367,6 +367,7 @@ class Config(Options):
         output: where results are written.
         checkpoint: when the state of the run is written.
         newcomers: clients that are absent at first.
+        drift: data of clients that change during the run.
         start: the model of an earlier run, from which this one starts.
         policy: when the server takes a step.
         delay: how long clients compute.
@@ -406,6 +407,7 @@ class Config(Options):
     output: OutputConfig = OutputConfig()
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     newcomers: Newcomers = Newcomers()
+    drift: Drift = field(default_factory=Drift)
     start: StartConfig = StartConfig()
     policy: Policy = field(default_factory=Synchronous)
     delay: Delay = field(default_factory=Constant)

@@ -104,6 +104,7 @@ def check_sections(config: Config) -> None:
     check_local(config.algorithm.needs, config.local, config.per_client, config.system.stack, [config.local])
     check_output(config.algorithm, config.output, config.evaluation)
     check_newcomers(config)
+    check_drift(config)
 
 
 def _option_for(name: str, value: Any, plain: Any) -> str:
@@ -196,6 +197,13 @@ def check_newcomers(config: Config) -> None:
     require(not who or late.joins_s is not None, "newcomers.joins", late.joins, remedy)
     why = config.clock.ignores_delays(policy.in_seconds)
     require(not (who and why), "newcomers.joins_s", late.joins_s, f"has no effect: {why}")
+
+
+def check_drift(config: Config) -> None:
+    """Raise `UserError` for steps of `drift` that the run never reaches."""
+    at, rounds = config.drift.at, config.rounds
+    remedy = f"the run has {rounds} steps; give rounds that reach the last of these, or leave it out"
+    require(not at or at[-1] <= rounds, "drift.at", list(at), remedy)
 
 
 def stop_metric(config: Config) -> tuple[str, int]:

@@ -37,6 +37,7 @@ class Evaluation:
         pool: number of distinct test samples, for the binomial standard error; None computes no error.
         aimed: which of the evaluated clients are targets of a backdoor, bool [n]; None if there are none.
         before: `labels` at the previous evaluation; None at the first.
+        stayed: whose true group is that of the previous evaluation, bool [N]; None where no group changes.
         placed: whose cluster is known, bool [N]; None for all.
         samples: set (`test`, `train` or a further test set) -> number of samples of each evaluated client
             [n]. Without it, only tasks whose sums include `n` show which models diverged.
@@ -52,6 +53,7 @@ class Evaluation:
     pool: int | None = None
     aimed: np.ndarray | None = None
     before: np.ndarray | None = None
+    stayed: np.ndarray | None = None
     placed: np.ndarray | None = None
     samples: Mapping[str, np.ndarray] = field(default_factory=dict)
     by: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -256,7 +258,12 @@ def _agreement(found: Evaluation) -> Columns:
 
 
 def _churn(found: Evaluation) -> Columns:
-    return {"churn": float("nan") if found.before is None else churn(found.before, found.labels)}
+    before, stayed, labels = found.before, found.stayed, found.labels
+    row: Columns = {"churn": float("nan") if before is None else churn(before, labels)}
+    if stayed is not None:
+        there = before is not None and stayed.any()
+        row["churn_without_cause"] = churn(before[stayed], labels[stayed]) if there else float("nan")
+    return row
 
 
 OF_CLUSTERS = (
@@ -268,7 +275,12 @@ OF_CLUSTERS = (
         "over the clients whose cluster is known; the index over all clients",
         _agreement,
     ),
-    Figure("churn", "share of clients that changed cluster since the last evaluation", _churn),
+    Figure(
+        "churn, churn_without_cause",
+        "share of clients that changed cluster since the last evaluation; under drift also of those whose "
+        "true group did not change",
+        _churn,
+    ),
 )
 
 

@@ -220,6 +220,7 @@ class Recorder:
         """
         targets = self.federation.targets
         aimed = None if targets is None else np.isin(clients, targets)
+        stayed = self._stayed(step)
         before = self._labels
         kinds = {"group": self.groups, "cluster": labels if placed is None else np.where(placed, labels, -1)}
         kinds["device"] = np.array(self.devices) if self.devices else None
@@ -239,6 +240,7 @@ class Recorder:
                 pool=self._different(int(samples["test"].sum())),
                 aimed=aimed,
                 before=before,
+                stayed=stayed,
                 placed=placed,
                 samples=samples,
                 by=by,
@@ -266,6 +268,16 @@ class Recorder:
         self.assignments.append(*({"round": step, "client": k, "cluster": c} for k, c in pairs))
         self._labels = labels
         return row
+
+    def _stayed(self, step: int) -> np.ndarray | None:
+        """Take over the true groups of a step; return whose group is that of the last evaluation, bool [N].
+
+        None where true groups never change.
+        """
+        before, self.groups = self.groups, self.federation.groups_at(step)
+        if self.groups is None or before is None or not self.federation.regroups:
+            return None
+        return np.asarray(before == self.groups)
 
     def _say_diverged(self, step: int, clients: np.ndarray, diverged: np.ndarray | np.bool) -> None:
         """Print a line that names clients whose models diverged, the first time that there are any."""

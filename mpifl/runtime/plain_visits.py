@@ -166,7 +166,7 @@ class PlainVisitRunner:
         clients, visit, key = self.config.clients, self.visit, self.config.seed.of("visit")
         chosen: np.ndarray | None = np.zeros(len(out), np.int64)
         if visit.choice is not None:
-            chosen = clients.best_models(visits, models)
+            chosen = clients.best_models(visits, models, step)
         if chosen is None:
             return None
         distinct = {id(some): some for some in models}

@@ -110,7 +110,8 @@ class Case:
         computed, see `retime.check`. A rule of `stop` on virtual seconds lets times decide the steps.
         """
         evaluation, output = self.config.evaluation, self.config.output
-        some = evaluation.clients is not None or self.config.data.scenario.changes
+        changes = self.config.data.scenario.changes or self.config.drift.kind is not None
+        some = evaluation.clients is not None or changes
         unknown = self.config.devices.needs_samples and some
         timed = not self.config.policy.fixed_visits or self.config.stop.seconds is not None
         if timed or output.clients != "all" or unknown or output.callbacks:

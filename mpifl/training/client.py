@@ -77,6 +77,7 @@ class LocalClient(Client):
         self.layout, self.init = learner.layout, learner.init.to(self._results_on)
         self.task = learner.task
         self._federation, self._learner, self._config = federation, learner, config
+        self._data_set = federation.data_set(k, visit, step)
         self._optimizers: OptimizerMemory | None = None
         self._metrics = metrics
         self._work = work
@@ -85,12 +86,12 @@ class LocalClient(Client):
     @cached_property
     def num_samples(self) -> int:  # type: ignore[override]  # an attribute of Client
         """The number of training samples at this visit."""
-        return self._federation.num_samples(self.id, self.visit)
+        return self._federation.num_samples(self.id, self._data_set)
 
     @cached_property
     def data(self) -> ClientData:
         """The client's data at this visit, on the learner's device; each split is loaded at first use."""
-        data, device = self._federation.client(self.id, self.visit), self._learner.device
+        data, device = self._federation.client(self.id, self._data_set), self._learner.device
         if device.type == "cpu":
             return data
         resident = None if self._federation.changes else self._resident
@@ -110,7 +111,7 @@ class LocalClient(Client):
 
     def pixels(self, split: str = "train") -> Split:
         """Return a split at this visit with the images in their stored form, in main memory."""
-        return self._federation.pixels(self.id, split, self.visit)
+        return self._federation.pixels(self.id, split, self._data_set)
 
     @property
     def auxiliary(self) -> LocalClient:
@@ -449,7 +450,7 @@ class LocalClients(ClientHost):
         """Train clients at visits that only train, with the kernels; return None where they cannot."""
         if not self.learner.trains_visits or self.differing or self.local.keep_optimizer:
             return None
-        samples = self._samples(visits)
+        samples = self._samples(visits, step)
         asked = VisitRequests(*visits, starts, out, samples, self.local, key, step, mu, change)
         made = train_visits(self.learner.backends, asked)
         if made is not None:
@@ -457,12 +458,12 @@ class LocalClients(ClientHost):
         return made
 
     def best_models(
-        self, visits: tuple[np.ndarray, np.ndarray], models: Sequence[torch.Tensor]
+        self, visits: tuple[np.ndarray, np.ndarray], models: Sequence[torch.Tensor], step: int
     ) -> np.ndarray | None:
         """Return the index of the best model of each visit, from the kernels; None where they cannot."""
         if self.learner.kernels is None:
             return None
-        samples = self._samples(visits)
+        samples = self._samples(visits, step)
         made = self.learner.kernels.best_models(samples, models)
         if made is not None:
             self._count("choice", visits[0], sizes_of(samples), len(models[0]))
@@ -479,16 +480,18 @@ class LocalClients(ClientHost):
             works.append(work)
         self.computation.add_clients(clients, purpose, figures(works))
 
-    def _samples(self, visits: tuple[np.ndarray, np.ndarray]) -> StoredSamples | list[Split]:
-        """Return where the training samples of some visits are stored, or the split of each visit."""
-        stored = self.federation.stored(*visits)
+    def _samples(self, visits: tuple[np.ndarray, np.ndarray], step: int) -> StoredSamples | list[Split]:
+        """Return where the training samples of some visits in a step are stored, or the split of each."""
+        clients = visits[0].tolist()
+        pairs = zip(clients, visits[1].tolist(), strict=True)
+        held = [self.federation.data_set(k, visit, step) for k, visit in pairs]
+        stored = self.federation.stored(visits[0], np.array(held, np.int64))
         if stored is not None:
             return stored
-        clients = zip(*(numbers.tolist() for numbers in visits), strict=True)
         splits = list[Split]()
-        for k, visit in clients:
+        for k, number in zip(clients, held, strict=True):
             with kept():  # a user's data set may change settings
-                splits.append(self.federation.client(k, visit).train)
+                splits.append(self.federation.client(k, number).train)
         return splits
 
     def run_lockstep(self, works: Sequence[Callable[[], T]]) -> list[T]:

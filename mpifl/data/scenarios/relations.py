@@ -55,9 +55,15 @@ class Relations(Scenario):
         groups = grouped(self.clients, self.groups)
         check_clients(self.clients, len(pool.labels))
         names = ("as they are", *(f"{self.permutes} in order {g}" for g in range(1, self.groups)))
-        return ScenarioSpec(lambda: self._splits(pool, key), groups, ops=(self._op(pool, key),), names=names)
+        ops = (self.operation(pool, key),)
+        return ScenarioSpec(lambda: self._splits(pool, key), groups, ops=ops, names=names)
 
-    def _op(self, pool: Pool, key: Key) -> Op:
+    def operation(self, pool: Pool, key: Key) -> Op:
+        """Return the permutation of each group's inputs or labels; that of group 0 changes nothing.
+
+        Raises:
+            UserError: they cannot be permuted, or not in so many ways.
+        """
         remedy = "numbers have two signs; use 2 groups, or permutes: inputs"
         numbers = self.permutes == "labels" and pool.label_kind == NUMBERS
         require(self.groups <= 2 or not numbers, "groups", self.groups, remedy)
