@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from .scenarios.relations import Relations
 from .transforms import MirrorAndTurn, Op
 
 SHARE, ALPHA, RECOVERED = 0.2, 0.3, 0.95
+SHOWN = 5  # steps in a line
 FIRST = 2  # the first step at which data may change: before the first, they are the scenario's
 
 
@@ -427,8 +428,10 @@ def drifting(
     return found, regime_op(options, found.regimes, pool, key.of("regime"))
 
 
-def events_of(sets: Sequence[Sequence[DataSet]]) -> list[dict[str, Any]]:
-    """Return step -> how many clients change then, as rows `step`, `clients`, in order of time."""
+def lines_on(options: Drift, sets: Sequence[Sequence[DataSet]]) -> list[str]:
+    """Return lines for the user: how many clients change, and from which steps on."""
     steps = [held.since for some in sets for held in some[1:]]
     found, counts = np.unique(np.array(steps, np.int64), return_counts=True)
-    return [{"step": int(step), "clients": int(n)} for step, n in zip(found, counts, strict=True)]
+    each = [f"{n} at step {step}" for step, n in zip(found.tolist(), counts.tolist(), strict=True)]
+    shown = each if len(each) <= SHOWN else [*each[:SHOWN], f"... at {len(each)} steps in all"]
+    return [f"drift ({options.kind}): of {len(sets)} clients change {', '.join(shown)}"]

@@ -33,6 +33,7 @@ from mpifl.core.torch_state import Originals, kept
 from mpifl.core.trainer import trainer_of
 from mpifl.core.types import ProblemInfo
 from mpifl.data import CacheMissing, DataConfig, PoolFederation, open_federation, open_public
+from mpifl.data.drift import lines_on
 from mpifl.models import (
     AUTOENCODERS,
     REPLAYED,
@@ -276,6 +277,8 @@ def open_data(config: Config, prepares: bool, say: Say = lambda text: None) -> F
     if config.drift.kind is not None:
         try:
             federation.drift(config.drift, key(seed, "drift"))
+            for line in lines_on(config.drift, federation.data_sets):
+                say(line)
         except UserError as error:
             raise error.under("drift") from error
     config.policy.prepare(federation)

@@ -308,10 +308,10 @@ class OutputConfig(Options):
         client_models: whether to write the model of each evaluated client, as it is evaluated, to
             `client_models.safetensors`, for `Run.model(client=...)`. Not needed for methods whose clients use
             rows of the server's table unchanged.
-        clients: clients that have rows in `clusters.csv`, `assignments.csv`, `client_traffic.csv`,
-            `client_computation.csv` and `visits.csv`: `all`; `sample`, 1000 clients drawn with
-            `seed.training`; or `none`, which omits these files and `clients.csv`. Totals and metrics always
-            count all clients. `sample` and `none` require synchronous rounds.
+        clients: clients that have rows in `clusters.csv`, `assignments.csv`, `groups.csv`,
+            `client_traffic.csv`, `client_computation.csv` and `visits.csv`: `all`; `sample`, 1000 clients
+            drawn with `seed.training`; or `none`, which omits these files and `clients.csv`. Totals and
+            metrics always count all clients. `sample` and `none` require synchronous rounds.
         trace: whether to write `trace.json`, what each rank did and when, which https://ui.perfetto.dev and
             Chrome's `chrome://tracing` open: a row for each rank with a bar for each phase, with its client
             and visit, and for each MPI call, with its bytes; under asynchronous policies also a row for each

@@ -74,12 +74,13 @@ COLUMNS: dict[str, dict[str, re.Pattern[str]]] = {  # file -> its required colum
     },
     "clusters.csv": dict.fromkeys(("client", "cluster", "group"), INTEGER),
     "assignments.csv": dict.fromkeys(("round", "client", "cluster"), INTEGER),
+    "groups.csv": dict.fromkeys(("since", "client", "group"), INTEGER),
     "timing.csv": {"rank": INTEGER},
     "events.csv": {"staleness": INTEGER, "time": NUMBER},
 }
 FIGURES = ("ranks", "clients", "rounds", "model_parameters", "mpi_bytes", "wall_seconds")  # of summary.json
 OF_CLIENTS = (
-    *("clients.csv", "clusters.csv", "assignments.csv"),
+    *("clients.csv", "clusters.csv", "assignments.csv", "groups.csv"),
     *("client_traffic.csv", "client_computation.csv", "visits.csv"),
 )
 
@@ -210,6 +211,8 @@ class Run:
     """`clusters.csv`: the final cluster and true group of each client."""
     assignments = _table("assignments.csv")
     """`assignments.csv`: the clusters at the first evaluation, and all changes at later ones."""
+    groups = _table("groups.csv")
+    """`groups.csv`: the true groups at the beginning, and all later changes; empty if there are none."""
     ledger = _table("ledger.csv")
     """`ledger.csv`: the bytes a federation would have sent, by step, direction and kind."""
     computation = _table("computation.csv")

@@ -173,6 +173,7 @@ class Recorder:
         self.last: dict[str, float | int] = {}
         self.clients: list[dict[str, Any]] = []
         self._labels: np.ndarray | None = None  # of the last evaluation [N]
+        self._step = 0  # of the last evaluation
         self._said_diverged = False
         self._placed = np.zeros(0, bool)
         self._visit = np.zeros(0, np.int64)  # the visit whose data each client was last evaluated on [N]
@@ -274,7 +275,8 @@ class Recorder:
 
         None where true groups never change.
         """
-        before, self.groups = self.groups, self.federation.groups_at(step)
+        before = self.federation.groups_at(self._step)
+        self._step, self.groups = step, self.federation.groups_at(step)
         if self.groups is None or before is None or not self.federation.regroups:
             return None
         return np.asarray(before == self.groups)
@@ -332,6 +334,7 @@ class Recorder:
             "timing": self.timing,
             "last": self.last,
             "labels": before,
+            "step": self._step,
             "placed": placed,
             "updates": self.updates.path.stat().st_size if self.updates.columns else 0,
             "assignments": self.assignments.path.stat().st_size if self.assignments.columns else 0,
@@ -348,6 +351,7 @@ class Recorder:
         """
         self.timing, self.last = state["timing"], state["last"]
         self._labels = None if state["labels"] is None else np.array(state["labels"])
+        self._step = state["step"]
         self._placed = np.array(state["placed"], bool)
         self.running.load_state_dict(state["running"])
         self.metrics.restore(metrics)
@@ -435,6 +439,8 @@ class Recorder:
         if self._writes_clients:
             write_csv(self.folder / "clients.csv", self.clients)
             write_columns(self.folder / "clusters.csv", self._clusters())
+            if self.federation.regroups:
+                write_csv(self.folder / "groups.csv", self._true_groups())
         write_csv(self.folder / "ledger.csv", ledger)
         write_csv(self.folder / "computation.csv", computation)
         write_csv(self.folder / "mpi_traffic.csv", mpi_traffic)
@@ -447,6 +453,21 @@ class Recorder:
                 save_file(dict(model), file, about)
         figures = {**self._distances(model or {}), **self._update_figures()}
         write_json(self.folder / "summary.json", without_infinity({**summary, **figures}))
+
+    def _true_groups(self) -> list[dict[str, int]]:
+        """Return the rows of `groups.csv`: the group of each client at first, then every change of one."""
+        out: list[dict[str, int]] = []
+        before: np.ndarray | None = None
+        for since in (0, *self.federation.regroups):
+            now = self.federation.groups_at(since)
+            assert now is not None
+            now = self._rows(now)
+            changed = np.arange(len(now)) if before is None else np.flatnonzero(now != before)
+            who = changed if self.written is None else self.written[changed]
+            pairs = zip(who.tolist(), now[changed].tolist(), strict=True)
+            out += [{"since": since, "client": k, "group": group} for k, group in pairs]
+            before = now
+        return out
 
     def _distances(self, model: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """Return the mean distance between the rows of two clients of one true group, and of any two clients.

@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_array_equal
-from support import toy
+from support.runs import CONFIG
 from torch.testing import assert_close
 
+from mpifl import cli
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
-from mpifl.data import SCENARIOS, DataConfig, Drift, open_federation
+from mpifl.core.types import Server
+from mpifl.data import SCENARIOS, DataConfig, Drift, PoolFederation, open_federation
 from mpifl.data.drift import KINDS
+from mpifl.results.reader import read_rows
 
 ROTATED = {"angles": (0.0, 90.0), "clients": 6, "validation": 0.2}
 
@@ -38,7 +41,7 @@ def rows(split) -> set[bytes]:
 
 
 def test_swapped_clients_hold_samples_of_the_other_group():
-    """Two of six clients, one of each group, change places at step 3: their images are those of the others."""
+    """Two of six clients, one of each group, change places at step 3: each holds images of the others."""
     plain, found = opened(), opened(Drift("swap", at=(3,), share=0.34))
     a, b = moved(found)
     assert {int(plain.groups[a]), int(plain.groups[b])} == {0, 1}
@@ -159,10 +162,54 @@ def test_every_kind_is_offered():
     assert {*get_args(kinds[0])} == {*KINDS}
 
 
-def test_ifca_follows_a_swap_and_the_oracle_reads_the_new_groups_row(tmp_path):
-    """Under full participation both have the true groups again in the round of the swap."""
-    drift = Drift("swap", at=(3,), share=0.34)
-    for name, options in (("oracle", {}),):
-        federation = opened(drift)
-        context = toy.context_of(toy.config_of(CATALOGUE[name](**options), rounds=4, drift=drift), federation)
-        assert context.problem.regrouped.keys() == {3}
+def run(folder, *options: str):
+    """Run the small configuration and return its folder."""
+    place = ["--output.folder", str(folder), "--output.id", "x", "--data.cache", str(folder / "cache")]
+    assert cli.main(["run", str(CONFIG), "--quiet", "--evaluation.every", "1", *place, *options]) == 0
+    return folder / "tiny-x"
+
+
+def test_the_oracle_has_the_true_groups_of_every_step(tmp_path):
+    """Eight clients in two groups, of which four change places at steps 2 and 3, and back."""
+    drift = "{kind: swap, at: [2, 3], share: 0.5, recurring: true}"
+    done = run(tmp_path, "--algorithm", "oracle", "--rounds", "4", "--drift", drift)
+    rows = [(row["ari"], row["num_clusters"]) for row in read_rows(done / "metrics.csv")]
+    assert rows == [("1.0", "2")] * 4
+    groups = read_rows(done / "groups.csv")
+    assert [row["since"] for row in groups] == ["0"] * 8 + ["2"] * 4 + ["3"] * 4
+    first = {row["client"]: row["group"] for row in groups[:8]}
+    assert all(first[row["client"]] == row["group"] for row in groups[12:])
+    assert all(first[row["client"]] != row["group"] for row in groups[8:12])
+
+
+def test_a_client_that_changes_group_reads_the_oracles_model_of_its_new_group():
+    """Groups (0, 0, 1, 1) until step 3, from which on clients 1 and 2 have changed places; rows 0 and 1."""
+    before, after = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
+    state = {"groups": before, "since": np.array([3]), "later": after[None]}
+    server = Server({"model": torch.zeros(2, 1)}, before, state, version=1)
+    method = CATALOGUE["oracle"]()
+    assert [method.reads(server, k)["model"] for k in range(4)] == [(0,), (0,), (1,), (1,)]
+    server = Server({"model": torch.zeros(2, 1)}, before, state, version=2)
+    assert [method.reads(server, k)["model"] for k in range(4)] == [(0,), (1,), (0,), (1,)]
+    assert [method.serves(server, k)["model"] for k in range(4)] == [(0,), (0,), (1,), (1,)]
+
+
+def test_a_visit_under_way_keeps_the_data_of_the_step_in_which_it_began(tmp_path, monkeypatch):
+    """In an asynchronous run the data of a visit are those of the step after the version that it read."""
+    asked = {}
+    real = PoolFederation.data_set
+
+    def data_set(self, k, visit, step):
+        asked.setdefault((k, visit), step)
+        return real(self, k, visit, step)
+
+    monkeypatch.setattr(PoolFederation, "data_set", data_set)
+    done = run(
+        tmp_path,
+        *("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}", "--delay.name", "exponential"),
+        *("--rounds", "6", "--drift", "{kind: concept, at: [3], share: 0.5}", "--evaluation.every", "0"),
+    )
+    arrivals = read_rows(done / "events.csv")
+    began = {(int(row["client"]), int(row["visit"])): int(row["read_version"]) + 1 for row in arrivals}
+    assert {key: asked[key] for key in began} == began
+    assert any(int(row["staleness"]) for row in arrivals)

@@ -75,6 +75,13 @@ RUNS: dict[str, list[str]] = {
         *("--rounds", "8"),
         *("--newcomers", "{share: 0.6, joins_s: 0.1, spread_s: 0.5}"),
     ],
+    "drift": [
+        *("--algorithm", "{name: ifca, num_clusters: 2}"),
+        *("--drift", "{kind: swap, at: [2, 4], share: 0.5, recurring: true}"),
+    ],
+    "drift among arrivals": [
+        *("--algorithm", "fedbuff", *BUFFER, "--drift", "{kind: concept, at: [2], gradual: 3, share: 0.5}")
+    ],
     "arrivals one by one": ["--algorithm", "fedasync", "--policy", "every_arrival", *LATE],
 }
 

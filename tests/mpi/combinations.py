@@ -233,6 +233,8 @@ class Drawn:
         self.training()
         self.sending()
         self.judging()
+        if kind != self.drifting:
+            self.changing()
 
     def chance(self, share: float) -> bool:
         """Return True in a share of the cases."""
@@ -276,6 +278,17 @@ class Drawn:
         self.tree |= {"cohort_size": self.random.choice((2, 3, 4)), "policy": self.policy()}
         if self.chance(0.3):
             self.tree["policy"] = {"name": "client_decides", "uploads": {"name": "drift", "threshold": 0.05}}
+
+    def changing(self) -> None:
+        """Let the data of some clients change at steps of the run."""
+        kinds = ["concept"]
+        if "data" not in self.tree:
+            kinds += ["swap", "input", "label", "arrival", "split", "merge"]
+        if self.chance(0.2):
+            drift = {"kind": self.random.choice(kinds), "at": [2], "gradual": self.random.choice((0, 1))}
+            if self.chance(0.3):
+                drift |= {"at": [2, 3], "gradual": 0, "recurring": True}
+            self.tree["drift"] = drift
 
     def policy(self) -> Tree:
         """Return when an asynchronous server acts."""

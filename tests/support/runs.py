@@ -118,6 +118,17 @@ RUNS: dict[str, list[str]] = {
         *("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 4}", "--rounds", "3", *SIGN_FLIP),
         *("--robust", "{name: trimmed_mean, beta: 0.25}"),
     ],
+    "drift": [
+        *("--algorithm", "{name: ifca, num_clusters: 2}", *HALF, "--rounds", "4", "--evaluation.every", "1"),
+        *("--drift", "{kind: swap, at: [3], share: 0.5}"),
+    ],
+    "drift-oracle": [
+        *("--algorithm", "oracle", *HALF, "--rounds", "4", "--drift", "{kind: arrival, at: [2, 3]}")
+    ],
+    "drift-events": [
+        *("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}", *HALF, "--rounds", "5"),
+        *("--drift", "{kind: concept, at: [2], gradual: 2, share: 0.5}"),
+    ],
     "fedbuff": [*("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}"), *HALF],
     "fedbuff-hosted": [*("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}", *HALF, *HOSTED)],
     "own-metric": [*HALF, "--evaluation.metrics", f"[{OWN}:top2, {OWN}:recalled, {OWN}:careless]"],
