@@ -216,17 +216,30 @@ def _merge(draft: _Draft, event: int) -> list[Change]:
     return [(k, draft.source(like), regime, False) for k in np.flatnonzero(groups == gone).tolist()]
 
 
-KINDS: dict[str, Callable[[_Draft, int], list[Change]]] = {
-    "swap": _swap,
-    "input": _regime,
-    "concept": _regime,
-    "label": _label,
-    "arrival": _arrival,
-    "split": _split,
-    "merge": _merge,
+@dataclass(frozen=True)
+class Kind:
+    """A kind of drift.
+
+    Attributes:
+        changes: returns what changes at an event.
+        in_groups: whether it needs true groups.
+        permutes: what its regimes change, `inputs` or `labels`.
+    """
+
+    changes: Callable[[_Draft, int], list[Change]]
+    in_groups: bool = False
+    permutes: Literal["inputs", "labels"] = "labels"
+
+
+KINDS: dict[str, Kind] = {
+    "swap": Kind(_swap, in_groups=True),
+    "input": Kind(_regime, permutes="inputs"),
+    "concept": Kind(_regime),
+    "label": Kind(_label),
+    "arrival": Kind(_arrival, in_groups=True),
+    "split": Kind(_split, in_groups=True),
+    "merge": Kind(_merge, in_groups=True),
 }
-IN_GROUPS = ("swap", "arrival", "split", "merge")  # kinds that need true groups
-PERMUTES: dict[str, Literal["inputs", "labels"]] = {"input": "inputs"}  # what regimes change, if not labels
 
 
 def _scheduled(options: Drift, groups: np.ndarray | None, num_clients: int, key: Key) -> list[list[DataSet]]:
@@ -238,7 +251,7 @@ def _scheduled(options: Drift, groups: np.ndarray | None, num_clients: int, key:
     for event, at in enumerate(options.at):
         back = options.recurring and event % 2 == 1
         if not back and (not options.recurring or event == 0):
-            made = KINDS[options.kind](draft, event)
+            made = KINDS[options.kind].changes(draft, event)
         of = 0 if options.recurring else event  # the same samples again where a change comes back
         wait = {k: draft.key.of("wait", event, k).below(options.gradual + 1) for k, *_ in made}
         for k, source, regime, mixed in made:
@@ -280,7 +293,8 @@ class DriftingPartition(Partition):
         remedy = (
             "needs true groups, and this scenario has none; use input, concept or label, or another scenario"
         )
-        require(groups is not None or options.kind not in IN_GROUPS, "kind", options.kind, remedy)
+        in_groups = KINDS[str(options.kind)].in_groups
+        require(groups is not None or not in_groups, "kind", options.kind, remedy)
         self.inner, self.options, self.key = inner, options, key
         self.sizes, self.labels, self.num_classes = inner.sizes, labels, num_classes
         self.sets = _scheduled(options, groups, len(inner.sizes), key)
@@ -396,7 +410,7 @@ def regime_op(options: Drift, regimes: int, pool: Pool, key: Key) -> Op | None:
     """
     if not regimes:
         return None
-    permutes = PERMUTES.get(str(options.kind), "labels")
+    permutes = KINDS[str(options.kind)].permutes
     if permutes == "inputs" and pool.kind == IMAGES:
         return MirrorAndTurn(tuple(360.0 * r / regimes for r in range(regimes)))
     return Relations(groups=regimes + 1, permutes=permutes).operation(pool, key)

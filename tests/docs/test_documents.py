@@ -219,12 +219,22 @@ def trainers_of_three_kinds(folder: Path, said: str) -> None:
     assert "FAIL" not in said
 
 
+def a_swap_that_is_recovered_from(folder: Path, said: str) -> None:
+    """Four of twenty clients change places, and the score is back."""
+    run = folder / "runs" / "quickstart-moving"
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["recovered"] == 1
+    assert [row["step"] for row in summary["drift"]] == [4]
+    assert len((run / "groups.csv").read_text().splitlines()) == 1 + 20 + 4
+
+
 LEAVES: dict[str, Callable[[Path, str], None]] = {  # page -> what must be so after its commands
     "asynchronous-study.md": an_asynchronous_study,
     "asynchrony.md": a_replay_is_its_run,
     "cluster.md": a_cluster,
     "data.md": a_table_a_sheet_and_a_run,
     "devices.md": a_run_on_phones,
+    "drift.md": a_swap_that_is_recovered_from,
     "extending.md": a_protection_an_option_and_a_plug_in,
     "first-method.md": a_first_method,
     "first-run.md": a_first_run,
@@ -245,6 +255,7 @@ def test_whatever_a_marked_page_leaves_behind_is_looked_at():
 LATER = (
     "asynchrony.md",
     "data.md",
+    "drift.md",
     "huggingface.md",
     "performance.md",
     "python.md",
