@@ -116,6 +116,10 @@ def test_changes_come_back_and_come_again():
         assert_close(new[3], new[1])
         assert not torch.equal(new[0], new[1])
     assert_array_equal(found.groups_at(4), plain.groups)
+    found = opened(Drift("label", at=(2, 4, 6), share=0.34, recurring=True))
+    for k in moved(found):
+        new = [found.client(k, found.data_set(k, 0, step)).train for step in (2, 6)]
+        assert_close(new[0].x, new[1].x)
     found = opened(Drift("concept", at=(2, 4), share=0.34))
     first = [k for k in moved(found) if found.data_set(k, 0, 2)]
     second = [k for k in moved(found) if found.data_set(k, 0, 4) and k not in first]

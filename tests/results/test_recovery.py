@@ -24,6 +24,12 @@ def test_a_fall_and_a_fall_that_is_too_small():
     assert figures == {"recovery_steps": 1.0, "recovered": 1.0}
 
 
+def test_a_score_that_falls_late_is_not_recovered_before_it_falls():
+    """Clients change one by one: still 0.8 at step 3, 0.5 at step 5, 0.78 at step 6."""
+    (found,) = recoveries([2, 3, 4, 5, 6], [0.8, 0.8, 0.7, 0.5, 0.78], [3], 0.95, 1)
+    assert (found["worst"], found["recovered_after"]) == (0.5, 3)
+
+
 def test_evaluations_that_are_apart_count_for_the_steps_since_the_one_before():
     """Evaluated at 2, 4 and 8; at step 3 two steps are lost of which the evaluation at 4 is the first."""
     (found,) = recoveries([2, 4, 8], [0.8, 0.6, 0.7], [3], 0.95, 1)
