@@ -261,8 +261,9 @@ def _churn(found: Evaluation) -> Columns:
     before, stayed, labels = found.before, found.stayed, found.labels
     row: Columns = {"churn": float("nan") if before is None else churn(before, labels)}
     if stayed is not None:
-        there = before is not None and stayed.any()
-        row["churn_without_cause"] = churn(before[stayed], labels[stayed]) if there else float("nan")
+        row["churn_without_cause"] = float("nan")
+        if before is not None and stayed.any():
+            row["churn_without_cause"] = churn(before[stayed], labels[stayed])
     return row
 
 
