@@ -251,6 +251,14 @@ class Trainer(LocalTrainer, ABC):
         """
         return
 
+    def check_module(self, module: nn.Module) -> None:
+        """Raise `UserError` where the trainer cannot train a module; before the run. Default: it can.
+
+        Args:
+            module: the model.
+        """
+        return
+
     @property
     def evaluates(self) -> bool:
         """Whether it evaluates models itself: its class defines `evaluate`."""

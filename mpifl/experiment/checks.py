@@ -73,6 +73,8 @@ def check_parts(config: Config, parts: Parts) -> None:
     check_earlier(config.start, model, config.seed.model, info, parts.problem.layout)
     check_labels(config.task, config.data.source, info)
     check_outputs(model, config.task, parts.federation, parts.learner.trainer)
+    if parts.learner.trainer is not None:
+        parts.learner.trainer.check_module(parts.learner.flat.module)
     warn_of_numbered_categories(model, info)
     check_method(algorithm, model, config.data.scenario, parts)
     ways = [local, *parts.differing.values()]

@@ -144,6 +144,8 @@ def adapters_of_runs(folder: Path, said: str) -> None:
     assert summary_of(folder / "runs" / "quickstart-masked")["metric"]["name"] == "perplexity"
     numbers = 2 * 2 * 4 * (32 + 32) + 2 * 32 + 2  # query and value of two layers, and the classifier
     assert summary_of(folder / "runs" / "quickstart-fedavg")["federation_bytes_up"] == 6 * 4 * numbers
+    numbers *= 2  # of rank 8: twice that of the adapters
+    assert summary_of(folder / "runs" / "quickstart-lit")["federation_bytes_up"] == 6 * 4 * (numbers - 66)
 
 
 def a_first_run(folder: Path, said: str) -> None:

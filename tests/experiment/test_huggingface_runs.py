@@ -115,6 +115,70 @@ def test_methods_have_one_digest_for_any_number_of_ranks(folder, mpirun):
     assert up == {"fedper": NUMBERS - HEAD, "ditto": NUMBERS, "cfl": NUMBERS, "whole": whole}
 
 
+LIT = '''
+import lightning
+import torch
+import transformers
+
+
+class Lit(lightning.LightningModule):
+    """The model of a folder, by AdamW with a cosine over the visit."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        auto = transformers.AutoModelForSequenceClassification
+        self.net = auto.from_pretrained({path!r}, num_labels=num_classes)
+
+    def forward(self, x):
+        return self.net(input_ids=x, attention_mask=(x != {padding}).long()).logits
+
+    def training_step(self, batch, number):
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self(x), y)
+
+    def configure_optimizers(self):
+        adamw = torch.optim.AdamW(self.parameters(), lr=0.01)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adamw, self.trainer.estimated_stepping_batches)
+        return [adamw], [{{"scheduler": cosine, "interval": "step"}}]
+'''
+ADAMW = ["--local.trainer", "{name: torch, optimizer: AdamW, lr: 0.01, scheduler: cosine}"]
+
+
+@pytest.mark.nightly
+def test_adamw_with_a_cosine_trains_alike_by_torch_and_by_lightning_on_any_number_of_ranks(folder, mpirun):
+    """Both take the same steps: the models differ by rounding."""
+    padding = texts.SPECIAL.index("[PAD]")
+    (folder / "lit.py").write_text(LIT.format(path=str(folder / "wide"), padding=padding))
+    model = f"{{name: huggingface, path: {folder}/wide, lora: {{rank: 0}}}}"
+    whole = ["--model", model, *METHODS["fedavg"], *ADAMW]
+    lit = ["--model", f"{{name: custom, path: '{folder}/lit.py:Lit'}}", *METHODS["fedavg"]]
+    kept = ["--output.model", "true", "--data.source.tokenizer", f"{folder}/wide"]
+    runs = {
+        "torch": [*options(folder), *whole, *kept],
+        "lightning": [*options(folder), *lit, "--local.trainer", "lightning", *kept],
+    }
+    digests: dict[str, set[str]] = {name: set() for name in runs}
+    for ranks in (1, 2):
+        out = folder / f"trainers-{ranks}"
+        done = mpirun(ranks, SCRIPT, "quickstart", out, json.dumps(runs), env=toy.PYTHONPATH, timeout=600)
+        assert done.returncode == 0, done.stderr
+        for name in runs:
+            digests[name].add(summary(out / f"quickstart-{name}")["digest"])
+    assert {name: len(found) for name, found in digests.items()} == dict.fromkeys(runs, 1)
+    one, two = (load(str(out / f"quickstart-{name}")).model(client=0) for name in runs)
+    ours, theirs = one.state_dict(), two.net.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(theirs[name], tensor, atol=1e-4, rtol=1e-3)
+
+
+def test_lightning_refuses_a_model_of_transformers_before_the_run(folder, capsys):
+    place = ["--output.folder", str(folder / "runs"), "--output.id", "no", "--quiet"]
+    assert cli.main(["run", "quickstart", *options(folder), "--local.trainer", "lightning", *place]) == 2
+    assert "give one as model custom" in capsys.readouterr().err.splitlines()[-1]
+    assert not (folder / "runs" / "quickstart-no").exists()
+
+
 PERMUTED, NATURAL = "{name: relations, permutes: labels, clients: 6}", "{name: natural, validation: 0.3}"
 SCENARIOS = {  # method -> its options, data, their columns, scenario, rounds
     "ifca": ("num_clusters: 2", "many", "", PERMUTED, "4"),

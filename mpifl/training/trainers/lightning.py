@@ -53,10 +53,9 @@ class Lightning(Trainer):
             UserError: Lightning is not installed, the module is no LightningModule, or it optimises by hand
                 under a method that adds to gradients.
         """
+        self.check_module(module)
         pl = optional("lightning.pytorch", "lightning", KEY, self.called)
         environments = optional("lightning.pytorch.plugins.environments", "lightning", KEY, self.called)
-        remedy = "trains a LightningModule, and the model is none; name one in section model"
-        require(isinstance(module, pl.LightningModule), KEY, self.called, remedy)
         net: Any = module
         remedy = "the method adds to gradients, and the module has manual optimisation; use another method"
         require(net.automatic_optimization or not context.directed, KEY, self.called, remedy)
@@ -85,6 +84,13 @@ class Lightning(Trainer):
                 net.trainer = None  # it belongs to this visit
         told = {name: float(value) for name, value in trainer.callback_metrics.items()}
         return Fit(watch.mean_loss, trainer.global_step, watch.samples, told)
+
+    def check_module(self, module: nn.Module) -> None:
+        """Raise `UserError` if Lightning is not installed, or the module is no LightningModule."""
+        pl = optional("lightning.pytorch", "lightning", KEY, self.called)
+        remedy = "trains a LightningModule, and the model is none; give one as model custom, which may hold "
+        remedy += "a network of any library"
+        require(isinstance(module, pl.LightningModule), KEY, self.called, remedy)
 
 
 class _Passes:

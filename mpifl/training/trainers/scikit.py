@@ -90,6 +90,10 @@ class Sklearn(Trainer):
             context.done(number + 1)
         return Fit(total / samples if samples else math.nan, context.num_steps, samples)
 
+    def check_module(self, module: nn.Module) -> None:
+        """Raise `UserError` if the module is not one linear layer."""
+        self._layer(module)
+
     def _class(self) -> Any:
         import sklearn.linear_model
 
