@@ -140,7 +140,10 @@ RUNS: dict[str, list[str]] = {
     "lora-ranks": [
         *("--algorithm", "fedper", *HALF, "--model.lora", "{rank: 3, train: [], ranks: {0-3: 1, 5: 2}}")
     ],
-    "lora-products": [*HALF, "--model.lora", "{rank: 3, average: product, ranks: {0-3: 1, 5: 2}}"],
+    "lora-products": [
+        *("--algorithm", "{name: ifca, num_clusters: 3}", *HALF, "--seed", "1"),
+        *("--model.lora", "{rank: 3, average: product, ranks: {0-3: 1, 5: 2}}"),
+    ],
     "lora-norms": [
         *(*HALF, "--model", "{name: resnet20, lora: {rank: 1, layers: [layer3*], train: ['*bn?']}}")
     ],
