@@ -74,6 +74,8 @@ COLUMNS: dict[str, Column] = {
     "mb_down": Column("MB down", "federation_bytes_down", 1e-6, "g4"),
     "gflops": Column("GFLOP of clients", "flops", 1e-9, "g4"),
     "joules": Column("energy of clients, J", "joules", form="g4"),
+    "recovery": Column("recovery, steps", "recovery_steps", form="g3", better=-1),
+    "lost": Column("score lost", "score_lost", form="g3", better=-1),
     "virtual_s": Column("virtual s", "virtual_seconds", form="g4"),
     **{
         f"{name}_to_target": Column(f"{UNITS[name]} to target", axis, scale, "g4", -1, target=True)

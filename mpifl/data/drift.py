@@ -54,7 +54,7 @@ class Drift(Options):
             clients; otherwise each step in `at` is another change, of other clients.
         alpha: concentration of the class mixtures of `label`, Dir(alpha 1_L).
         recovered: a score counts as recovered from a change once it has this share of the score before it
-            (`recovery_steps` in `summary.json`).
+            (`recovery_steps` in `metrics.csv`).
     """
 
     kind: Literal["swap", "input", "concept", "label", "arrival", "split", "merge"] | None = None

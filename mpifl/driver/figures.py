@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from mpifl.protection.accountant import Accountant
 from mpifl.results.columns import with_diverged
 from mpifl.results.metrics import client_distances, mixture_kl
 from mpifl.results.recorder import RunningFigures
+from mpifl.results.recovery import recoveries, recovery_figures
 from mpifl.runtime.engine import Engine, Record
 from mpifl.runtime.server_step import ServerStep
 
@@ -32,6 +34,7 @@ def columns(
     return with_figures(
         record.train,
         figures(context, record, server_step.visits, running),
+        recovery(context, record, running),
         distances(context, record, server_step),
         privacy_spent(context.accountant, engine.num_uploads, record.step),
         server_step.config.filters.figures(),
@@ -106,6 +109,34 @@ def before_training(context: RunContext, record: Record, visits: np.ndarray) -> 
         return {}
     with np.errstate(invalid="ignore"):  # in a run that diverges
         return {f"{metric}_before": float(before.mean()), f"{metric}_before_std": float(before.std())}
+
+
+def recovery(context: RunContext, record: Record, running: RunningFigures) -> dict[str, float]:
+    """Add an evaluation to the running figures, and return the columns of drift; nothing without drift.
+
+    The columns are `recovery_steps`, `recovered` and `score_lost` (`results/recovery.py`), over the changes
+    of data so far.
+
+    Args:
+        context: context of the run.
+        record: record of a step with scores.
+        running: running figures of the run.
+    """
+    if record.scores is None or context.config.drift.kind is None:
+        return {}
+    task = context.config.task
+    scores = with_diverged(record.scores, task.scored)[task.metric.name]
+    known = scores[~np.isnan(scores)]
+    running.scores.append((record.step, float(known.mean()) if known.size else np.nan))
+    return recovery_figures(recoveries_of(context, running))
+
+
+def recoveries_of(context: RunContext, running: RunningFigures) -> list[dict[str, Any]]:
+    """Return what became of the score after each change of data so far, see `recoveries`."""
+    drift, metric = context.config.drift, context.config.task.metric
+    steps, scores = [step for step, _ in running.scores], [score for _, score in running.scores]
+    events = [at for at in drift.at if steps and at <= steps[-1]]
+    return recoveries(steps, scores, events, drift.recovered, metric.better)
 
 
 def cluster_scores(context: RunContext, record: Record) -> list[float]:

@@ -31,14 +31,12 @@ from mpifl.forecast.traffic import compared
 from mpifl.models import ModelOptions
 from mpifl.models.pretrained import uploads_none
 from mpifl.results import run_folder as folders
-from mpifl.results.reader import read_rows
 from mpifl.results.recorder import Recorder, digest
-from mpifl.results.recovery import recoveries, recovery_figures
 from mpifl.results.run_models import SERVED
 from mpifl.runtime.engine import Engine, repeated
 from mpifl.runtime.server_step import ServerStep
 
-from .figures import privacy_spent
+from .figures import privacy_spent, recoveries_of
 from .served import newcomers, served_rows
 
 
@@ -94,7 +92,7 @@ def finish(
         "wall_seconds": round(perf_counter() - start, 3),
         **_of_some_runs(context, server_step, engine, server),
         **({"asynchronous": asynchronous} if asynchronous else {}),
-        **recovery(context, recorder.metrics.path),
+        **({"drift": recoveries_of(context, recorder.running)} if context.config.drift.kind else {}),
     }
     if own is not None:
         clients = torch.from_numpy(context.evaluated_clients)
@@ -171,18 +169,6 @@ def client_models(context: RunContext, server_step: ServerStep, server: Server |
     if not context.config.output.client_models:
         return None
     return repeated(server_step, lambda: server_step.client_models(server, context.evaluated_clients))
-
-
-def recovery(context: RunContext, metrics: Path) -> dict[str, Any]:
-    """Return the entries of `summary.json` about drift, from rows of `metrics.csv`; empty without drift."""
-    drift, metric = context.config.drift, context.config.task.metric
-    if drift.kind is None:
-        return {}
-    rows = read_rows(metrics)
-    scores = [float(row[f"{metric.name}_mean"] or "nan") for row in rows]
-    steps = [int(row["round"]) for row in rows]
-    found = recoveries(steps, scores, drift.at, drift.recovered, metric.better)
-    return {"drift": found, **recovery_figures(found)}
 
 
 def uses_rows(context: RunContext, server_step: ServerStep, server: Server) -> bool:

@@ -63,12 +63,14 @@ class RunningFigures:
         divergence: sum of the divergences of all uploads.
         uploads: number of these uploads.
         clusters: for each evaluation that follows a step, the score of each cluster on its own test set.
+        scores: step and mean score over clients of each evaluation, under drift.
     """
 
     estimates: dict[int, float] = field(default_factory=dict)
     divergence: float = 0.0
     uploads: int = 0
     clusters: list[list[float]] = field(default_factory=list)
+    scores: list[tuple[int, float]] = field(default_factory=list)
 
     def estimated(self, client: int, divergence: float) -> None:
         """Add an upload from which the mixture of a client was estimated."""
@@ -111,6 +113,7 @@ class RunningFigures:
         self.estimates = {k: kl for k, kl in state["estimates"]}
         self.divergence, self.uploads = state["divergence"], state["uploads"]
         self.clusters = [list(scores) for scores in state["clusters"]]
+        self.scores = [(step, score) for step, score in state["scores"]]
 
 
 def written_clients(choice: str, num_clients: int, key: Key) -> np.ndarray | None:

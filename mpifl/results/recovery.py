@@ -30,7 +30,7 @@ def recoveries(
         Events before or after which nothing is evaluated have NaN, and None.
     """
     at, found = np.array(steps), np.array(scores, float)
-    out = []
+    out: list[dict[str, Any]] = []
     for i, event in enumerate(events):
         end = events[i + 1] if i + 1 < len(events) else np.inf
         earlier, later = np.flatnonzero(at < event), np.flatnonzero((at >= event) & (at < end))
@@ -56,17 +56,17 @@ def recoveries(
     return out
 
 
-def recovery_figures(found: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return figures over all events of a run, for `summary.json`.
+def recovery_figures(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return figures over all events of a run so far.
 
     Returns:
-        `recovery_steps`: mean of `recovered_after`, None if an event was never recovered from; `recovered`:
+        `recovery_steps`: mean of `recovered_after`, NaN if an event was not recovered from; `recovered`:
         share of the events that were; `score_lost`: sum of `lost`.
     """
     after = [row["recovered_after"] for row in found]
     back = [steps for steps in after if steps is not None]
     return {
-        "recovery_steps": float(np.mean(back)) if back and len(back) == len(after) else None,
+        "recovery_steps": float(np.mean(back)) if back and len(back) == len(after) else nan,
         "recovered": len(back) / len(after) if after else nan,
         "score_lost": float(np.sum([row["lost"] for row in found])),
     }

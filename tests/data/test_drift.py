@@ -179,6 +179,11 @@ def test_the_oracle_has_the_true_groups_of_every_step(tmp_path):
     done = run(tmp_path, "--algorithm", "oracle", "--rounds", "4", "--drift", drift)
     rows = [(row["ari"], row["num_clusters"]) for row in read_rows(done / "metrics.csv")]
     assert rows == [("1.0", "2")] * 4
+    scores = [float(row["accuracy_mean"]) for row in read_rows(done / "metrics.csv")]
+    lost = [float(row["score_lost"]) for row in read_rows(done / "metrics.csv")]
+    at_first = max(0.0, scores[0] - scores[1])
+    last = sum(max(0.0, scores[1] - score) for score in scores[2:])
+    assert lost == pytest.approx([0.0, at_first, at_first + max(0.0, scores[1] - scores[2]), at_first + last])
     groups = read_rows(done / "groups.csv")
     assert [row["since"] for row in groups] == ["0"] * 8 + ["2"] * 4 + ["3"] * 4
     first = {row["client"]: row["group"] for row in groups[:8]}

@@ -35,7 +35,7 @@ def test_evaluations_that_are_apart_count_for_the_steps_since_the_one_before():
     (found,) = recoveries([2, 4, 8], [0.8, 0.6, 0.7], [3], 0.95, 1)
     assert math.isclose(found["lost"], 0.2 * 2 + 0.1 * 4)
     assert found["recovered_after"] is None
-    assert recovery_figures([found])["recovery_steps"] is None
+    assert math.isnan(recovery_figures([found])["recovery_steps"])
     assert recovery_figures([found])["recovered"] == 0
 
 
