@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -131,125 +132,106 @@ class HuggingFace(Source):
 
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read the columns."""
-        import pandas as pd
-
         pa = optional("pyarrow", "parquet", "data.source.name", "huggingface")
-        top = place_of(self.path, root)
-        splits, remarks = self._splits(top)
-        tables = {file: _table(file) for files in splits.values() for file in files}
-        index = columns.index_of([(file, len(table)) for file, table in tables.items()])
-
-        def values(name: str) -> pd.Series:
-            held = (value for table in tables.values() for value in table.column(name).to_pylist())
-            return pd.Series(list(held), index, dtype=object)
-
-        schema = tables[splits[TRAIN][0]].schema
-        features = _features(top, schema)
+        rows = self._rows(place_of(self.path, root))
         if self.tokenizer is not None:
-            return self._tokenised(root, splits, tables, values, schema.names, features, remarks)
-        held = _column(self.inputs, (*IMAGE_NAMES, *TEXT_NAMES), "inputs", schema.names)
-        label = _column(self.label, LABEL_NAMES, "label", schema.names)
-        y, names = self._labels(values(label), features.get(label), label)
-        origin, origin_names, groups = self._owners(values, schema.names)
-        n, tested = sum(len(tables[file]) for file in splits[TRAIN]), TEST in splits
-        order, count = (np.arange(len(y)), n) if tested else arrays.with_test(y, self.test_share)
-        kind = schema.field(held).type
+            return self._tokenised(root, rows)
+        held = _column(self.inputs, (*IMAGE_NAMES, *TEXT_NAMES), "inputs", rows.names)
+        label = _column(self.label, LABEL_NAMES, "label", rows.names)
+        y, names = self._labels(rows.column(label), rows.features.get(label), label)
+        origin, origin_names, groups = self._owners(rows)
+        n, rows = rows.count, rows.with_test(y, self.test_share)
+        kind = rows.schema.field(held).type
         if _is_image(kind):
-            arrays.refuse_unused_share(self.test_share, tested)
-            chunks = [chunk for table in tables.values() for chunk in table.column(held).chunks]
-            images, said = self._pictures(pa.chunked_array(chunks, kind), order, scratch, top, index)
-            origin = None if origin is None else origin[order]
+            arrays.refuse_unused_share(self.test_share, rows.tested)
+            chunks = [chunk for table in rows.tables.values() for chunk in table.column(held).chunks]
+            images, said = self._pictures(pa.chunked_array(chunks, kind), rows, scratch)
+            origin = None if origin is None else origin[rows.order]
             width = len(names) or (int(y.max()) + 1 if y.ndim == 1 else y.shape[1])
-            pool = Pool(images, y[order], count, width, origin, origin_names, names)
+            pool = Pool(images, y[rows.order], rows.count, width, origin, origin_names, names)
             said += columns.lines_on_names(origin_names, f"data.source.client: {self.client}", "clients")
-            return replace(pool, remarks=(*remarks, *said), origin_groups=groups)
-        x, vocabulary, said = self._samples(values(held), held, order[:count])
-        train, test = (x[:n], y[:n]), (x[n:], y[n:]) if tested else None
+            return replace(pool, remarks=(*rows.remarks, *said), origin_groups=groups)
+        x, vocabulary, said = self._samples(rows.column(held), held, rows.order[: rows.count])
+        train, test = (x[:n], y[:n]), (x[n:], y[n:]) if rows.tested else None
         share, key = self.test_share, f"data.source.inputs: {held}"
         pool = arrays.pool_of(
             train, test, "data.source.path", names, vocabulary, share, origin, origin_names, key
         )
-        return replace(pool, remarks=(*remarks, *pool.remarks, *said), origin_groups=groups)
+        return replace(pool, remarks=(*rows.remarks, *pool.remarks, *said), origin_groups=groups)
 
-    def _owners(
-        self, values: Callable[[str], pd.Series], names: Sequence[str]
-    ) -> tuple[np.ndarray | None, tuple[str, ...], tuple[int, ...]]:
+    def _rows(self, top: Path) -> _Rows:
+        """Return the rows of all parts that are used, the training part first."""
+        splits, remarks = self._splits(top)
+        tables = {file: _table(file) for files in splits.values() for file in files}
+        n = sum(len(tables[file]) for file in splits[TRAIN])
+        features = _features(top, tables[splits[TRAIN][0]].schema)
+        every = np.arange(sum(map(len, tables.values())))
+        return _Rows(top, tables, features, remarks, TEST in splits, every, n)
+
+    def _owners(self, rows: _Rows) -> tuple[np.ndarray | None, tuple[str, ...], tuple[int, ...]]:
         """Return the owner of each row int64 [n] (None without a key), names of owners, and their groups."""
         if self.client is None:
             return None, (), ()
-        _column(self.client, (), "client", names)
-        owners = values(self.client)
+        _column(self.client, (), "client", rows.names)
+        owners = rows.column(self.client)
         columns.refuse_gaps(owners, "data.source.client", self.client)
         origin, named = arrays.numbered(columns.stripped(owners).tolist())
         if self.group is None:
             return origin, named, ()
-        _column(self.group, (), "group", names)
-        held = values(self.group)
+        _column(self.group, (), "group", rows.names)
+        held = rows.column(self.group)
         columns.refuse_gaps(held, "data.source.group", self.group)
         group, _ = arrays.numbered(columns.stripped(held).tolist())
         return origin, named, arrays.groups_of(group, origin, named, self.group)
 
-    def _tokenised(
-        self,
-        root: Path,
-        splits: Mapping[str, Sequence[Path]],
-        tables: Mapping[Path, pa.Table],
-        values: Callable[[str], pd.Series],
-        names: Sequence[str],
-        features: Mapping[str, Any],
-        remarks: tuple[str, ...],
-    ) -> Pool:
+    def _tokenised(self, root: Path, rows: _Rows) -> Pool:
         """Return the pool of texts as tokens of the tokenizer; see `load`."""
         assert self.tokenizer is not None
         place, pair = place_of(self.tokenizer, root), self.second is not None
         tokenizer = Tokenizer.of(place, self.tokenizer, self.length, pair)
-        n, tested = sum(len(tables[file]) for file in splits[TRAIN]), TEST in splits
-        arrays.refuse_unused_share(self.test_share, tested)
-        label: str | None = None
-        tags: _Tags | None = None
-        y = np.zeros(sum(map(len, tables.values())), np.int64)
-        classes: tuple[str, ...] = ()
-        if self.labels not in ("next", "masked"):
-            remedy = "; or give data.source.labels: next or masked, which are tokens of the texts"
-            label = _column(self.label, (*LABEL_NAMES, *TAG_NAMES), "label", names, remedy)
-            labels = values(label)
-            tags = _tags(labels, label, features.get(label))
-            if tags is None:
-                y, classes = self._labels(labels, features.get(label), label)
-            else:
-                remedy = "holds a tag for each word: leave labels out, or second"
-                require(self.labels is None and self.second is None, "data.source.label", label, remedy)
-                classes = tags.names
-        listed = WORDS_NAMES if tags is not None else ()
-        held = _column(self.inputs, (*listed, *TEXT_NAMES), "inputs", names)
-        order, count = (np.arange(len(y)), n) if tested else arrays.with_test(y, self.test_share)
-        column = values(held).iloc[order]
-        said: list[str] = []
-        if tags is not None:
-            rows = _words(column, held)
-            of = [tags.rows[i] for i in order.tolist()]
-            for i, (words, own) in enumerate(zip(rows, of, strict=True)):
-                remedy = (
-                    f"{columns.row_of(column, i)} has {len(own)} tags for {len(words)} words: give one each"
-                )
-                require(len(words) == len(own), "data.source.label", label, remedy)
-            found = tokenizer.words(rows, of)
-        else:
-            texts = _texts(column, "inputs", held)
-            said = columns.lines_on_texts(column, f"data.source.inputs: {held}")
-            if self.labels == "next":
-                found = tokenizer.following(texts)
-            elif self.labels == "masked":
-                found = tokenizer.masked(texts, self.mask_share)
-            else:
-                others: list[str] | None = None
-                if self.second is not None:
-                    _column(self.second, (), "second", names)
-                    others = _texts(values(self.second).iloc[order], "second", self.second)
-                found = tokenizer.texts(texts, others)
-        return self._pool_of_tokens(
-            tokenizer, found, y[order], order, count, values, names, classes, (*remarks, *said)
+        arrays.refuse_unused_share(self.test_share, rows.tested)
+        labels = self._text_labels(rows)
+        listed = WORDS_NAMES if labels.tags is not None else ()
+        held = _column(self.inputs, (*listed, *TEXT_NAMES), "inputs", rows.names)
+        rows = rows.with_test(labels.y, self.test_share)
+        column = rows.column(held).iloc[rows.order]
+        if labels.tags is not None:
+            words = _words(column, held)
+            of = [labels.tags[i] for i in rows.order.tolist()]
+            for i, (some, own) in enumerate(zip(words, of, strict=True)):
+                where = columns.row_of(column, i)
+                remedy = f"{where} has {len(own)} tags for {len(some)} words: give one each"
+                require(len(some) == len(own), "data.source.label", labels.column, remedy)
+            return self._pool_of_tokens(rows, labels, tokenizer.words(words, of), tokenizer.vocabulary)
+        texts = _texts(column, "inputs", held)
+        rows = replace(
+            rows, remarks=(*rows.remarks, *columns.lines_on_texts(column, f"data.source.inputs: {held}"))
         )
+        if self.labels == "next":
+            found = tokenizer.following(texts)
+        elif self.labels == "masked":
+            found = tokenizer.masked(texts, self.mask_share)
+        else:
+            others: list[str] | None = None
+            if self.second is not None:
+                _column(self.second, (), "second", rows.names)
+                others = _texts(rows.column(self.second).iloc[rows.order], "second", self.second)
+            found = tokenizer.texts(texts, others)
+        return self._pool_of_tokens(rows, labels, found, tokenizer.vocabulary)
+
+    def _text_labels(self, rows: _Rows) -> _Labels:
+        """Return the labels of texts: classes, numbers or tags; zeros where they are tokens of the texts."""
+        if self.labels in ("next", "masked"):
+            return _Labels(None, np.zeros(len(rows.order), np.int64), ())
+        remedy = "; or give data.source.labels: next or masked, which are tokens of the texts"
+        name = _column(self.label, (*LABEL_NAMES, *TAG_NAMES), "label", rows.names, remedy)
+        column, feature = rows.column(name), rows.features.get(name)
+        if (found := _tags(column, name, feature)) is None:
+            return _Labels(name, *self._labels(column, feature, name))
+        tags, names = found
+        remedy = "holds a tag for each word: leave labels out, or second"
+        require(self.labels is None and self.second is None, "data.source.label", name, remedy)
+        return _Labels(name, np.zeros(len(rows.order), np.int64), names, tags)
 
     def _splits(self, top: Path) -> tuple[dict[str, list[Path]], tuple[str, ...]]:
         """Return the files of the training part, those of the test part, and lines about other splits."""
@@ -261,55 +243,37 @@ class HuggingFace(Source):
             remarks = (*remarks, f"{top}: splits that are no part are left out: {', '.join(others[:3])}")
         return {role: files for role, files in splits.items() if files}, remarks
 
-    def _pool_of_tokens(
-        self,
-        tokenizer: Tokenizer,
-        found: Encoded,
-        y: np.ndarray,
-        order: np.ndarray,
-        count: int,
-        values: Callable[[str], pd.Series],
-        names: Sequence[str],
-        classes: tuple[str, ...],
-        remarks: tuple[str, ...],
-    ) -> Pool:
+    def _pool_of_tokens(self, rows: _Rows, labels: _Labels, found: Encoded, vocabulary: int) -> Pool:
         """Return the pool of tokenised texts.
 
         Args:
-            tokenizer: what made them.
+            rows: the rows, in the order of the texts.
+            labels: their labels.
             found: the samples, in the order of their texts, the training part first.
-            y: labels of texts.
-            order: the row of each text.
-            count: number of texts of the training part.
-            values: returns a column.
-            names: names of the columns.
-            classes: names of classes or tags.
-            remarks: lines for the user.
+            vocabulary: number of tokens of the tokenizer.
         """
-        origin, origin_names, groups = self._owners(values, names)
-        origin = None if origin is None else origin[order][found.row]
-        split = int(np.searchsorted(found.row, count))
-        labels = y[found.row] if found.y is None else found.y
-        key = f"data.source.inputs with the tokenizer {self.tokenizer}"
-        x, size = found.x, tokenizer.vocabulary
+        origin, origin_names, groups = self._owners(rows)
+        origin = None if origin is None else origin[rows.order][found.row]
+        split = int(np.searchsorted(found.row, rows.count))
+        y = labels.y[rows.order][found.row] if found.y is None else found.y
+        key, x = f"data.source.inputs with the tokenizer {self.tokenizer}", found.x
         require(split > 0, "data.source.path", self.path, "has no training sample of tokens: give some")
-        test = (x[split:], labels[split:]) if split < len(x) else None
+        test = (x[split:], y[split:]) if split < len(x) else None
         share = arrays.TEST_SHARE if test is not None else 0.0
-        named = classes if found.y is None else ()
+        named = labels.names if found.y is None else ()
         made = arrays.pool_of(
-            (x[:split], labels[:split]), test, key, named, size, share, origin, origin_names
+            (x[:split], y[:split]), test, key, named, vocabulary, share, origin, origin_names
         )
-        tags = found.y is not None and bool(classes)
+        tags = labels.tags is not None
         kind = TAGS if tags else MASKED if self.labels == "masked" else TOKENS
-        width = len(classes) if tags else made.num_classes
         return replace(
             made,
-            num_classes=width,
-            class_names=classes if tags else made.class_names,
+            num_classes=len(labels.names) if tags else made.num_classes,
+            class_names=labels.names if tags else made.class_names,
             of_positions=kind,
             special=found.special,
             origin_groups=groups,
-            remarks=(*remarks, *made.remarks),
+            remarks=(*rows.remarks, *made.remarks),
         )
 
     def _labels(self, column: pd.Series, feature: Any, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -365,16 +329,14 @@ class HuggingFace(Source):
                 raise UserError("data.source.inputs", name, remedy) from error
         return out, int(out.max(initial=0)) + 1, []
 
-    def _pictures(
-        self, column: Any, order: np.ndarray, scratch: Path, top: Path, index: pd.Index[Any]
-    ) -> tuple[np.ndarray, list[str]]:
+    def _pictures(self, column: Any, rows: _Rows, scratch: Path) -> tuple[np.ndarray, list[str]]:
         """Decode the pictures into `scratch`, one at a time; uint8 [n, C, H, W], and lines for the user.
 
         C is 1 if all are grey, otherwise 3.
         """
         import pandas as pd
 
-        where = pd.Series(0, index)
+        top, where = rows.top, pd.Series(0, rows.index)
 
         def place(i: int) -> str:
             return f"{top}: {columns.row_of(where, i)}"
@@ -386,11 +348,11 @@ class HuggingFace(Source):
             require(held is not None, place(i), None, remedy)
             return bytes(held or b"")
 
-        rows: list[int] = order.tolist()
-        grey = sum(is_grey(content(i), place(i)) for i in each(rows, "looking for colours", "pictures"))
-        colour = grey < len(rows)
+        order: list[int] = rows.order.tolist()
+        grey = sum(is_grey(content(i), place(i)) for i in each(order, "looking for colours", "pictures"))
+        colour = grey < len(order)
         images: np.ndarray | None = None
-        for target, i in enumerate(each(rows, "decoding pictures", "pictures")):
+        for target, i in enumerate(each(order, "decoding pictures", "pictures")):
             pixels = decoded(BytesIO(content(i)), place(i), self.side, colour)
             if images is None:
                 images = cache.allocate(scratch, "images", (len(order), *pixels.shape))
@@ -398,20 +360,81 @@ class HuggingFace(Source):
             require(pixels.shape == images.shape[1:], place(i), list(pixels.shape), remedy)
             images[target] = pixels
         assert images is not None
-        mixed = f"{top}: {grey} of {len(rows)} pictures are grey and read as RGB, as the others are"
+        mixed = f"{top}: {grey} of {len(order)} pictures are grey and read as RGB, as the others are"
         return images, [mixed] if colour and grey else []
 
 
 @dataclass(frozen=True)
-class _Tags:
-    """Lists of tags, and the names of the tags."""
+class _Rows:
+    """The rows of a data set.
 
-    rows: list[list[int]]
+    Attributes:
+        top: folder or file of the data set.
+        tables: file -> its rows, the training part first.
+        features: column -> its description by `datasets`.
+        remarks: lines for the user about the parts.
+        tested: whether there is a test part.
+        order: the row of each sample, those of the training part first, int64 [n].
+        count: number of samples of the training part.
+    """
+
+    top: Path
+    tables: Mapping[Path, pa.Table]
+    features: Mapping[str, Any]
+    remarks: tuple[str, ...]
+    tested: bool
+    order: np.ndarray
+    count: int
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types of the columns."""
+        return next(iter(self.tables.values())).schema
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns."""
+        return list(self.schema.names)
+
+    @cached_property
+    def index(self) -> pd.Index[Any]:
+        """File and number of each row, for messages."""
+        return columns.index_of([(file, len(table)) for file, table in self.tables.items()])
+
+    def column(self, name: str) -> pd.Series:
+        """Return a column, in the order of the files."""
+        import pandas as pd
+
+        held = (value for table in self.tables.values() for value in table.column(name).to_pylist())
+        return pd.Series(list(held), self.index, dtype=object)
+
+    def with_test(self, labels: np.ndarray, share: float) -> _Rows:
+        """Return the same rows with a share of each class set aside, if there is no test part."""
+        if self.tested:
+            return self
+        order, count = arrays.with_test(labels, share)
+        return replace(self, order=order, count=count)
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """Labels of texts.
+
+    Attributes:
+        column: their column; None where they are tokens of the texts.
+        y: the label of each row [n, ...]; zeros where labels are those of positions.
+        names: names of classes or tags.
+        tags: a list of tags for each row; None if labels are no tags.
+    """
+
+    column: str | None
+    y: np.ndarray
     names: tuple[str, ...]
+    tags: list[list[int]] | None = None
 
 
-def _tags(column: pd.Series, name: str, feature: Any) -> _Tags | None:
-    """Return a column whose values are lists, as numbers of tags; None if they are no lists."""
+def _tags(column: pd.Series, name: str, feature: Any) -> tuple[list[list[int]], tuple[str, ...]] | None:
+    """Return a column whose values are lists, as numbers of tags, and their names; None if they are none."""
     rows = column.tolist()
     if not any(isinstance(row, list) for row in rows):
         return None
@@ -422,13 +445,13 @@ def _tags(column: pd.Series, name: str, feature: Any) -> _Tags | None:
     if kinds == {str}:
         known = sorted({tag for row in rows for tag in row})
         number = {tag: i for i, tag in enumerate(known)}
-        return _Tags([[number[tag] for tag in row] for row in rows], tuple(known))
+        return [[number[tag] for tag in row] for row in rows], tuple(known)
     most, least = max(max(row, default=0) for row in rows), min(min(row, default=0) for row in rows)
     require(least >= 0, "data.source.label", name, f"holds the tag {least}: give whole numbers from 0")
     inner = feature.get("feature", feature) if isinstance(feature, Mapping) else {}
     named = inner.get("names") if isinstance(inner, Mapping) else None
     good = isinstance(named, list) and len(named) > most
-    return _Tags(rows, tuple(map(str, named)) if good and named else tuple(map(str, range(most + 1))))
+    return rows, tuple(map(str, named)) if good and named else tuple(map(str, range(most + 1)))
 
 
 def _texts(column: pd.Series, key: str, name: str) -> list[str]:
