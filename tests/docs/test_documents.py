@@ -142,6 +142,9 @@ def adapters_of_runs(folder: Path, said: str) -> None:
             *(folder / "runs" / f"quickstart-{name}" / "adapters").glob("model-*/adapter_model.safetensors")
         ]
     assert summary_of(folder / "runs" / "quickstart-masked")["metric"]["name"] == "perplexity"
+    ranks = folder / "runs" / "quickstart-ranks" / "adapters"
+    told = [json.loads((ranks / f"client-{k}" / "adapter_config.json").read_text()) for k in (0, 5)]
+    assert [(config["r"], config["lora_alpha"]) for config in told] == [(2, 2), (8, 8)]
     numbers = 2 * 2 * 4 * (32 + 32) + 2 * 32 + 2  # query and value of two layers, and the classifier
     assert summary_of(folder / "runs" / "quickstart-fedavg")["federation_bytes_up"] == 6 * 4 * numbers
     numbers *= 2  # of rank 8: twice that of the adapters

@@ -93,6 +93,30 @@ def test_only_adapters_travel_and_those_of_the_run_are_read_by_peft_alone(folder
     assert summary(again)["digest"] != told["digest"]
 
 
+def test_a_client_of_a_smaller_rank_moves_and_serves_adapters_of_that_rank(folder):
+    """Clients 0 to 2 have rank 1 of 2: half of the adapters' numbers, and r = 1 in PEFT."""
+    from peft import PeftModel
+
+    lora = f"{{rank: {RANK}, ranks: {{0-2: 1}}, average: product}}"
+    model = f"{{name: huggingface, path: {folder}/bert, lora: {lora}}}"
+    place = run(folder, "ranks", "--algorithm", "fedavg", "--model", model, "--output.client_models", "true")
+    told, small = summary(place), (NUMBERS - HEAD) // RANK + HEAD
+    for way in ("up", "down"):
+        sent = 2 * 4 * 3 * (small + NUMBERS)
+        assert told[f"federation_bytes_{way}"] == told["federation_bytes_expected"][way] == sent
+    ran, transformer = load(str(place)), transformers()
+    tokens = transformer.AutoTokenizer.from_pretrained(folder / "bert")
+    given = tokens(["the room was fine", "dull film"], padding=True, return_tensors="pt")
+    for client, rank in ((0, 1), (5, 2)):
+        written = place / "adapters" / f"client-{client}"
+        assert json.loads((written / "adapter_config.json").read_text())["r"] == rank
+        base = transformer.AutoModelForSequenceClassification.from_pretrained(folder / "bert")
+        theirs = PeftModel.from_pretrained(base, written).eval()
+        with torch.no_grad():
+            mine = ran.model(client=client).eval()(**given).logits
+            torch.testing.assert_close(mine, theirs(**given).logits, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.nightly
 def test_methods_have_one_digest_for_any_number_of_ranks(folder, mpirun):
     runs = {name: [*options(folder), *more] for name, more in METHODS.items()}
