@@ -88,5 +88,6 @@ def test_a_child_that_is_killed_is_told_of_as_such(asks):
 def test_what_only_a_start_of_python_can_do_is_left_to_one(arguments, python, changed):
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": "x"}
     servers = ForkServers("none", 1, environment)
-    assert servers.can_run(sys.executable, ["-m", "mpifl"], environment)
+    set_by_libraries = {"KMP_INIT_AT_FORK": "FALSE", "TORCHINDUCTOR_CACHE_DIR": "/tmp", "HF_HUB_OFFLINE": "1"}
+    assert servers.can_run(sys.executable, ["-m", "mpifl"], environment | set_by_libraries)
     assert not servers.can_run(python, arguments, environment | changed)

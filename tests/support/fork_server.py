@@ -28,7 +28,7 @@ SERVERS = 3
 MODULES = ("torch", "numpy", "scipy.optimize", "safetensors.torch", "yaml")
 RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 READ_AT_THE_START = (  # beginnings of variables that Python or a library above reads only then
-    *("ATEN_", "DNNL_", "KMP_", "LD_", "MKL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "TORCH"),
+    *("ATEN_", "DNNL_", "LD_", "MKL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "TORCH_"),
     *("MPIFL_INSTRUCTIONS", "COVERAGE_PROCESS"),
 )
 FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGABRT")
