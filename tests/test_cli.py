@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
+from support.each import check_each
 
 import mpifl
 from mpifl import cli
@@ -87,13 +88,15 @@ def test_every_configuration_is_listed_by_the_name_that_runs_it(said):
         assert len(line.split()) > 2, line
 
 
-@pytest.mark.parametrize("name", [*CATALOGUE, *MODELS, *SOURCES, *SCENARIOS])
-def test_everything_can_be_shown(name, said):
-    shown = said("show", name)
-    assert shown.startswith(f"{name}\n{'=' * len(name)}\n")
-    assert "Fields and defaults:" in shown
-    if name in CATALOGUE:
-        assert re.search(r"@(article|inproceedings|misc){", shown)
+def test_everything_can_be_shown(said):
+    def check(name: str) -> None:
+        shown = said("show", name)
+        assert shown.startswith(f"{name}\n{'=' * len(name)}\n")
+        assert "Fields and defaults:" in shown
+        if name in CATALOGUE:
+            assert re.search(r"@(article|inproceedings|misc){", shown)
+
+    check_each(check, ((name, (name,)) for name in [*CATALOGUE, *MODELS, *SOURCES, *SCENARIOS]))
 
 
 def test_a_class_of_ones_own_can_be_shown(said, tmp_path):

@@ -6,11 +6,11 @@ import argparse
 import dataclasses
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-import pytest
+from support.each import check_each
 
 import mpifl
 from mpifl import cli
@@ -28,9 +28,14 @@ COMMAND = re.compile(r"(?:^|[`( ])mpifl ([a-z]\w*)\b", re.MULTILINE)
 PROSE_AFTER_MPIFL = {"gives", "runs", "does", "tells", "takes", "is", "at", "has", "moves", "samples"}
 
 
-def pages() -> list[Any]:
-    """Return a test case per page."""
-    return [pytest.param(p, id=p.relative_to(ROOT).as_posix()) for p in PAGES]
+def for_every_page(check: Callable[[Path], None]) -> Callable[[], None]:
+    """Make one test of a check of a page, which names the pages that fail."""
+
+    def test() -> None:
+        check_each(check, ((page.relative_to(ROOT).as_posix(), (page,)) for page in PAGES))
+
+    test.__name__, test.__qualname__, test.__doc__ = check.__name__, check.__qualname__, check.__doc__
+    return test
 
 
 def text_of(page: Path) -> str:
@@ -38,13 +43,13 @@ def text_of(page: Path) -> str:
     return re.sub(r"^## Names of release .*?(?=^## )", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", pages())
+@for_every_page
 def test_links_lead_somewhere(page):
     for target in LINK.findall(page.read_text()):
         assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("page", pages())
+@for_every_page
 def test_the_section_of_a_figure_has_the_command_that_makes_it(page):
     """Drawings, which are SVG, are made by hand."""
     for section in re.split(r"^#+ ", page.read_text(), flags=re.MULTILINE):
@@ -52,14 +57,14 @@ def test_the_section_of_a_figure_has_the_command_that_makes_it(page):
             assert re.search(r"mpifl (sweep|compare|data|report) |--screenshot=", section), section[:60]
 
 
-@pytest.mark.parametrize("page", pages())
+@for_every_page
 def test_files_are_there(page):
     for name in FILE.findall(text_of(page)):
         if "NAME" not in name and "{" not in name:
             assert any(ROOT.glob(name.rstrip("/."))), name
 
 
-@pytest.mark.parametrize("page", pages())
+@for_every_page
 def test_dotted_names_resolve(page):
     for name in DOTTED.findall(text_of(page)):
         assert resolved(name), name
@@ -88,7 +93,7 @@ def commands() -> set[str]:
     return set(sub.choices)
 
 
-@pytest.mark.parametrize("page", pages())
+@for_every_page
 def test_commands_are_there(page):
     text = text_of(page)
     blocks = "\n".join([*CODE.findall(text), *re.findall(r"^```\w*\n(.*?)^```$", text, re.M | re.S)])
@@ -119,7 +124,7 @@ def is_key(key: str, section: type = Config) -> bool:
     return any(is_key(rest, cls) for cls in inner if dataclasses.is_dataclass(cls))
 
 
-@pytest.mark.parametrize("page", pages())
+@for_every_page
 def test_keys_are_those_of_a_configuration(page):
     sections, text = {f.name for f in dataclasses.fields(Config)}, text_of(page)
     named = {k for k in keys(text) if k.split(".")[0] in sections and not k.endswith(".safetensors")}

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
 from annotated_types import Ge, Gt, Interval, Le, Lt, MaxLen, MinLen, MultipleOf
+from support.each import check_each
 
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import UserError
@@ -75,7 +76,7 @@ def values(hint: Any) -> tuple[list[Any], list[Any]]:
 
 
 CASES = [
-    pytest.param(cls, path, name, hint, id=f"{cls.__name__}.{name}")
+    (f"{cls.__name__}.{name}", (cls, path, name, hint))
     for cls, path in EVERY
     for name, hint in types_of(cls).items()
     if any(values(hint))
@@ -99,8 +100,8 @@ def test_there_are_many_options_with_bounds():
     assert len(CASES) > 150
 
 
-@pytest.mark.parametrize(("cls", "path", "name", "hint"), CASES)
-def test_an_option_refuses_values_just_outside_its_bounds(cls, path, name, hint):
+def refuses_what_is_outside(cls: type, path: str, name: str, hint: Any) -> None:
+    """Check the values of an option in a file and in Python."""
     bad, good = values(hint)
     for value in bad:
         if value is None and is_union(hint):
@@ -114,6 +115,10 @@ def test_an_option_refuses_values_just_outside_its_bounds(cls, path, name, hint)
         assert error.value.remedy
     for value in good:
         check_values(cls, {name: value})
+
+
+def test_every_option_refuses_values_just_outside_its_bounds():
+    check_each(refuses_what_is_outside, CASES)
 
 
 def test_every_section_checks_itself_and_keeps_the_bounds_of_its_base():

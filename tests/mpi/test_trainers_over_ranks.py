@@ -15,12 +15,10 @@ from mpifl.comm.single import Single
 from mpifl.core.parameters import Layout
 
 SCRIPT = Path(__file__).with_name("trainers.py")
-FEW = ["fedavg-torch", "ditto-own"]
+FEW = ["fedavg-torch", "ditto-own"]  # Lightning, which takes seconds to import on every rank, is nightly
 ALL = [f"{method}-{trainer}" for trainer in TRAINERS for method in METHODS]
 if find_spec("lightning") is None:
     ALL = [case for case in ALL if not case.endswith("-lightning")]
-else:
-    FEW.append("fedper-lightning")
 PATH = {"PYTHONPATH": f"{toy.PYTHONPATH['PYTHONPATH']}:{SCRIPT.parents[1]}"}
 
 

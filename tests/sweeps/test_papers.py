@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.each import check_each
 from support.paper_numbers import mentions
 from support.paper_sweeps import paper_sweeps
 
@@ -103,13 +104,29 @@ def rows_of(sweep: papers.Sweep) -> list[Case]:
     return [case for case in sweep.cases if first.items() <= case.labels.items()]
 
 
-@pytest.mark.parametrize("name", SWEEPS)
-def test_every_row_is_a_configuration_of_its_own(name):
-    sweep = SWEEPS[name]
-    assert sweep.tree["name"] == name.replace("/", "-")
+def varied(sweep: papers.Sweep) -> list[Case]:
+    """Return cases in which each value of a key occurs, and each row in each group of columns."""
+    known: set[tuple[tuple[str, str], ...]] = set()
+    chosen = []
     for case in sweep.cases:
-        again = loader.from_tree(Config, loader.to_tree(case.config))
-        assert again == case.config, case.slug
+        labels = [(key, str(label)) for key, label in case.labels.items()]
+        new = {(one,) for one in labels} | {tuple(one for one in labels if one[0] in (ROWS, COLUMNS))}
+        if new - known:
+            chosen.append(case)
+        known |= new
+    return chosen
+
+
+def test_every_row_is_a_configuration_of_its_own():
+    def check(name: str, sweep: papers.Sweep) -> None:
+        assert sweep.tree["name"] == name.replace("/", "-")
+        cases = varied(sweep)
+        assert {row.slug for row in rows_of(sweep)} <= {case.slug for case in cases}
+        for case in cases:
+            again = loader.from_tree(Config, loader.to_tree(case.config))
+            assert again == case.config, case.slug
+
+    check_each(check, ((name, (name, sweep)) for name, sweep in SWEEPS.items()))
 
 
 def test_every_file_of_a_paper_is_a_sweep_with_a_table():
