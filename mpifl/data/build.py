@@ -263,6 +263,8 @@ def _proposed(scenario: Scenario, pool: Pool) -> tuple[Relations, dict[str, Any]
     kept = {n: value for n in ("clients", "validation") if (value := getattr(scenario, n, None)) is not None}
     if pool.categories or pool.parts or pool.label_kind == MASKS:
         kept["permutes"] = "labels"
+    if (clients := int(kept.get("clients", Relations.clients))) % Relations.groups and clients > 1:
+        kept["groups"] = next(g for g in range(2, clients + 1) if clients % g == 0)  # of equal size
     kept = {n: value for n, value in kept.items() if value != getattr(Relations, n)}
     return Relations(**kept), kept
 

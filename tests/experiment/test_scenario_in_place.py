@@ -8,11 +8,11 @@ import yaml
 
 import mpifl
 from mpifl.core.errors import UserError
-from mpifl.data import open_federation
+from mpifl.data import DataConfig, open_federation
 from mpifl.data.scenarios.relations import Relations
 from mpifl.data.scenarios.rotated import Rotated
 from mpifl.data.scenarios.usual import Dirichlet
-from mpifl.experiment.loader import load, merged, settings, with_scenario
+from mpifl.experiment.loader import from_tree, load, merged, settings, with_scenario
 from mpifl.supervision.logging import warn_once
 from mpifl.sweeps.cases import cases, read
 
@@ -101,6 +101,16 @@ def test_labels_decide_too(table, tmp_path):
         (tmp_path / "made.yaml").write_text(yaml.safe_dump(tree))
         found = load("made.yaml").data.scenario
         assert found == expected or isinstance(found, expected)
+
+
+def test_groups_divide_the_clients_that_the_scenario_had(table):
+    """15 clients make three groups of five."""
+    own = {"data": {"source": table(CLASSES, c=np.arange(200) / 7)}}
+    rotated = {"name": "rotated", "clients": 15, "angles": [0, 90, 180]}
+    tree = with_scenario(merged({"data": {"scenario": rotated}}, own), own)
+    scenario = {"name": "relations", "clients": 15, "groups": 3, "validation": Rotated.validation}
+    assert tree["data"]["scenario"] == scenario
+    assert open_federation(from_tree(DataConfig, tree["data"]), 0).num_clients == 15
 
 
 def test_columns_of_categories_are_not_permuted(table):
