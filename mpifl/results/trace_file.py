@@ -146,7 +146,7 @@ def lines_of_rank(recording: Recording, number: int, size: int, alignment: Align
     out, tid = list[str](), number + 1
     for event in recording.events():
         kind = event.kind
-        start = alignment.nanoseconds(event.start)
+        start = max(0, alignment.nanoseconds(event.start))  # Perfetto drops what is earlier
         place = f'"pid":{RANKS},"tid":{tid},"ts":{_us(start)}'
         if kind.what in ("sent", "received"):
             way = '"ph":"s"' if kind.what == "sent" else '"ph":"f","bp":"e"'
@@ -157,7 +157,7 @@ def lines_of_rank(recording: Recording, number: int, size: int, alignment: Align
             here = f'"pid":{RANKS},"tid":{event.first + 1},"ts":{_us(start)}'
             out.append(f'{{"ph":"i","s":"t","cat":"lost","name":"lost","args":{{"ranks":{text}}},{here}}}')
         elif event.end == event.end:
-            lasted = alignment.nanoseconds(event.end) - start
+            lasted = max(0, alignment.nanoseconds(event.end)) - start
             about = f'"cat":"{kind.what}","name":"{_name(event)}","args":{{{_arguments(event)}}}'
             out.append(f'{{"ph":"X",{about},{place},"dur":{_us(lasted)}}}')
         else:  # it was under way when the rank failed

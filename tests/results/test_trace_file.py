@@ -59,6 +59,20 @@ def test_events_have_the_names_arguments_and_microseconds_of_the_format(tmp_path
     assert names[0].startswith("rank 1: worker, ")
 
 
+def test_what_is_before_the_begin_of_the_trace_stands_at_its_begin(tmp_path):
+    """Perfetto drops events of a time below 0, and counts them as an error of the file.
+
+    The trace began at 100.3 s on the clock of the rank, within its training.
+    """
+    later = Alignment(ClockReading(100.3, 0.0, 0.0, began=100.3))
+    create(tmp_path, {})
+    append(tmp_path, lines_of_rank(recorded(), 0, 1, later, ""))
+    found = {bar["cat"]: (bar["ts"], bar["dur"]) for bar in bars(events_of(tmp_path), 0)}
+    assert found["before"] == (0.0, 0.0)
+    assert found["phase"] == (0.0, 200_000.0)
+    assert found["mpi"] == (300_000.0, 100_000.0)
+
+
 def test_the_name_of_a_row_says_how_exact_its_times_are_and_what_was_dropped(tmp_path):
     recording = Recording(most=2)
     for number in range(1005):
