@@ -22,6 +22,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import ModuleType
 
 SERVERS = 3
@@ -130,13 +131,19 @@ def ask(folder: str, arguments: Sequence[str]) -> int:
         with server.makefile("r") as answers:
             child = int(answers.readline())
             for name in FORWARDED:
-                signal.signal(getattr(signal, name), lambda number, frame: os.kill(child, number))
+                signal.signal(getattr(signal, name), lambda number, frame: pass_on(child, number))
             code = os.waitstatus_to_exitcode(int(answers.readline()))
     if code < 0:  # end in the same way
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code
+
+
+def pass_on(child: int, number: int) -> None:
+    """Send a signal to a child; one that has just ended is left alone."""
+    with suppress(ProcessLookupError):
+        os.kill(child, number)
 
 
 # -- the server ----------------------------------------------------------------------------------------------
