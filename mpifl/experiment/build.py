@@ -677,6 +677,7 @@ def build_server_step(
             exchange=system.exchange,
             shuffle=None if system.placement_seed is None else key(system.placement_seed, "shuffle"),
             absent=decisions.absent,
+            recluster=config.recluster,
             evaluation=StepEvaluation(
                 training_data=config.evaluation.train,
                 finetune_epochs=config.evaluation.finetune_epochs,

@@ -45,6 +45,7 @@ from mpifl.simulation.clock import CLOCKS, ClockConfig, VirtualTime
 from mpifl.simulation.delays import DELAYS, Constant, Delay
 from mpifl.simulation.network import NETWORKS, Links, Network
 from mpifl.simulation.policies import POLICIES, ClientDecides, Policy, Synchronous
+from mpifl.simulation.reclustering import Recluster
 from mpifl.simulation.stop_rules import StopConfig
 from mpifl.simulation.upload_triggers import UPLOAD_TRIGGERS
 from mpifl.traffic.compression import COMPRESSIONS, Payload
@@ -368,6 +369,7 @@ class Config(Options):
         checkpoint: when the state of the run is written.
         newcomers: clients that are absent at first.
         drift: data of clients that change during the run.
+        recluster: when clients send the statistics again by which they are clustered.
         start: the model of an earlier run, from which this one starts.
         policy: when the server takes a step.
         delay: how long clients compute.
@@ -408,6 +410,7 @@ class Config(Options):
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     newcomers: Newcomers = Newcomers()
     drift: Drift = field(default_factory=Drift)
+    recluster: Recluster = field(default_factory=Recluster)
     start: StartConfig = StartConfig()
     policy: Policy = field(default_factory=Synchronous)
     delay: Delay = field(default_factory=Constant)

@@ -105,6 +105,7 @@ def check_sections(config: Config) -> None:
     check_output(config.algorithm, config.output, config.evaluation)
     check_newcomers(config)
     check_drift(config)
+    check_recluster(config)
 
 
 def _option_for(name: str, value: Any, plain: Any) -> str:
@@ -204,6 +205,23 @@ def check_drift(config: Config) -> None:
     at, rounds = config.drift.at, config.rounds
     remedy = f"the run has {rounds} steps; give rounds that reach the last of these, or leave it out"
     require(not at or at[-1] <= rounds, "drift.at", list(at), remedy)
+
+
+def check_recluster(config: Config) -> None:
+    """Raise `UserError` for a method or policy that takes no statistics twice, or rounds never reached."""
+    again, name = config.recluster, type(config.algorithm).__name__
+    if not again:
+        return
+    value = {"every": again.every, "at": list(again.at)}
+    remedy = (
+        f"{name} takes no statistics of clients after training has begun; leave it out, or use another method"
+    )
+    require(uses(config.algorithm, NewClients), "recluster", value, remedy)
+    remedy = "statistics are taken at the start of a round; use policy rounds"
+    require(config.policy.synchronous, "recluster", value, remedy)
+    remedy = f"the run has {config.rounds} rounds; give fewer, or leave it out"
+    require(again.every < config.rounds, "recluster.every", again.every, remedy)
+    require(not again.at or again.at[-1] <= config.rounds, "recluster.at", list(again.at), remedy)
 
 
 def stop_metric(config: Config) -> tuple[str, int]:

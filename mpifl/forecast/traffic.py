@@ -66,6 +66,7 @@ DROP_OUTS = "who drops out, so that no masked upload comes"
 RANKS = "who takes part with which rank (model.lora.ranks)"
 COHORTS = "how many clients each Poisson sample holds"
 NEWCOMERS = "who is drawn when newcomers join"
+AGAIN = "who sends statistics again, and into how many clusters clients then fall"
 DIFFERENT = "some clients sent other than planned: they dropped out, or notes differ in length"
 
 
@@ -151,6 +152,8 @@ def forecast(context: RunContext) -> TrafficForecast:
         why = context.config.policy.traffic_depends_on
     elif context.decisions.absent:
         why = NEWCOMERS
+    elif context.config.recluster:
+        why = AGAIN
     elif context.sampler.poisson:
         why = COHORTS
     elif filters.narrows and not config.policy.synchronous and m < context.problem.num_clients:

@@ -38,12 +38,14 @@ from mpifl.core.capabilities import (
 )
 from mpifl.core.computation import SERVER, Computation
 from mpifl.core.errors import MethodError
+from mpifl.core.mixing import updated
 from mpifl.core.parameters import Part, take, width
 from mpifl.core.plan import Plan, statistics_of, with_statistics_apart
 from mpifl.core.progress import doing
 from mpifl.core.task import SUMS
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import CohortReads, Notes, Reads, Server
+from mpifl.simulation.reclustering import STATISTICS_STEP
 from mpifl.simulation.sampling import RoundPlan
 from mpifl.traffic.computation import ComputationLedger
 from mpifl.traffic.ledger import TIME_STAMP, Ledger, StatisticsSize, is_among
@@ -649,7 +651,7 @@ class ServerStep:
 
         What new clients that are late send is booked and not used: they stay new.
         """
-        new_clients = self.hooks.new_clients(server, who.cohort) if server is not None else None
+        new_clients = self.sending_statistics(server, who.cohort) if server is not None else None
         with self.watch("wait"):
             new_clients = self.transport.bcast(new_clients, "orders")
         if server is not None:
@@ -662,7 +664,24 @@ class ServerStep:
         if not len(new_clients):
             return server
         reports, uploads = self.fingerprint_round(new_clients, server)
-        return self._mix_fingerprints("assign_new_clients", server, reports, uploads)
+        new = self._mix_fingerprints("assign_new_clients", server, reports, uploads)
+        if server is None or new is None or not self.config.recluster:
+            return new
+        taken = updated(self._statistics_steps(server), new_clients, server.version + 1)
+        return replace(new, algorithm_state={**new.algorithm_state, STATISTICS_STEP: taken})
+
+    def sending_statistics(self, server: Server, cohort: np.ndarray) -> np.ndarray:
+        """Return which clients of a cohort send statistics in the next round: new ones, and whose are due."""
+        new_clients = self.hooks.new_clients(server, cohort)
+        if not self.config.recluster:
+            return new_clients
+        due = self.config.recluster.due(self._statistics_steps(server)[cohort], server.version + 1)
+        return np.union1d(new_clients, cohort[due])
+
+    def _statistics_steps(self, server: Server) -> np.ndarray:
+        """Return the round in which each client last sent its statistics, int64 [N]; 0 before training."""
+        taken = server.algorithm_state.get(STATISTICS_STEP)
+        return np.zeros(len(self.sizes), np.int64) if taken is None else taken
 
     def _book_shown(self, step: int, clients: np.ndarray) -> None:
         """Book what clients download for their statistics; on rank 0."""

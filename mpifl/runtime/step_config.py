@@ -24,6 +24,7 @@ from mpifl.core.progress import VisitCounter
 from mpifl.core.rng import Key
 from mpifl.core.timing import NO_TIMELINE, Stopwatch, Timeline
 from mpifl.core.types import Message, ProblemInfo
+from mpifl.simulation.reclustering import Recluster
 from mpifl.traffic.payload import NumberFormat
 
 from .hook_errors import Kept
@@ -174,6 +175,7 @@ class StepConfig:
         exchange: how the second look travels between ranks.
         shuffle: key for placing tasks at random; None balances them.
         absent: clients that are not there before training.
+        recluster: when clients send their one-shot statistics again.
         evaluation: what is computed beside the clients' scores.
         payload: form of numbers in transit.
         stack: number of clients that are trained together.
@@ -207,6 +209,7 @@ class StepConfig:
     exchange: OverMpi | Local = field(default_factory=OverMpi)
     shuffle: Key | None = None
     absent: Sequence[int] = ()
+    recluster: Recluster = field(default_factory=Recluster)
     evaluation: StepEvaluation = field(default_factory=StepEvaluation)
     payload: NumberFormat = field(default_factory=NumberFormat)
     stack: int = 1

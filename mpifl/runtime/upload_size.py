@@ -95,7 +95,7 @@ class UploadSizes:
         algorithm = self.server_step.algorithm
         if not uses(algorithm, NewClients) or not len(cohort):
             return {}
-        clients = self.server_step.hooks.new_clients(server, cohort).tolist()
+        clients = self.server_step.sending_statistics(server, cohort).tolist()
         vary = hooks_of(algorithm, NewClients).fingerprints_vary
         for k in clients if vary else clients[:1]:
             if (whose := k if vary else ANYBODY) not in self._statistics:

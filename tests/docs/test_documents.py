@@ -230,6 +230,8 @@ def a_swap_that_is_recovered_from(folder: Path, said: str) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert [(row["step"], row["recovered_after"] is None) for row in summary["drift"]] == [(4, False)]
     assert len((run / "groups.csv").read_text().splitlines()) == 1 + 20 + 4
+    ledger = (folder / "runs" / "quickstart-again" / "ledger.csv").read_text().splitlines()
+    assert sum(line.startswith("4,up,") and ",delta," in line for line in ledger) == 1
 
 
 LEAVES: dict[str, Callable[[Path, str], None]] = {  # page -> what must be so after its commands

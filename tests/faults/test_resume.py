@@ -79,6 +79,9 @@ RUNS: dict[str, list[str]] = {
         *("--algorithm", "{name: ifca, num_clusters: 2}"),
         *("--drift", "{kind: swap, at: [2, 4], share: 0.5, recurring: true}"),
     ],
+    "statistics again": [
+        *("--algorithm", "{name: flexcfl, num_groups: 2}", "--rounds", "5", "--recluster", "{every: 2}")
+    ],
     "drift among arrivals": [
         *("--algorithm", "fedbuff", *BUFFER, "--drift", "{kind: concept, at: [2], gradual: 3, share: 0.5}")
     ],

@@ -37,7 +37,7 @@ FEW = (  # on one process and on three ranks; all of them, also on other numbers
         "ucfl-reduced",
     ),
     *("ucfl-4", "compressed", "private", "secure", "partial-work", "median", "norm-bound"),
-    *("drift", "drift-oracle", "drift-events"),
+    *("drift", "drift-again", "drift-oracle", "drift-events"),
     *("scaffold-hosted", "ucfl-hosted", "fedbuff-hosted"),
     *("stopped-at-target", "stopped-without-patience"),
     *("own-metric", "own-module", "lora", "lora-products", "updates", "evaluated", "started"),

@@ -125,6 +125,10 @@ RUNS: dict[str, list[str]] = {
     "drift-oracle": [
         *("--algorithm", "oracle", *HALF, "--rounds", "4", "--drift", "{kind: arrival, at: [2, 3]}")
     ],
+    "drift-again": [
+        *("--algorithm", "{name: fedclust, num_clusters: 2}", *HALF, "--rounds", "4"),
+        *("--drift", "{kind: swap, at: [2], share: 0.5}", "--recluster", "{at: [3]}"),
+    ],
     "drift-events": [
         *("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}", *HALF, "--rounds", "5"),
         *("--drift", "{kind: concept, at: [2], gradual: 2, share: 0.5}"),

@@ -1,0 +1,54 @@
+"""When clients send their statistics again, so that methods that look once look again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from mpifl.core.errors import require
+from mpifl.core.options import NonNegativeInt, Options
+
+STATISTICS_STEP = "statistics_step"  # entry of the algorithm's state: step of each client's statistics [N]
+
+
+@dataclass(frozen=True)
+class Recluster(Options):
+    """Statistics that clients send before training are taken again, and the clients assigned anew.
+
+    For methods that take in new clients (PACFL, FedClust, FlexCFL, FLT and others, `NewClients`), in rounds.
+    A client whose statistics are due sends them at the start of the next round in which it takes part, from
+    the data it then has, and is assigned as a new client is: to an existing cluster, or to a new one where
+    the method makes some. It keeps what it holds. Ledger, virtual time and computation count statistics each
+    time they are sent.
+
+    Attributes:
+        every: statistics that are so many rounds old or older are due; 0: statistics never grow old.
+        at: rounds in which all statistics from before them are due.
+    """
+
+    every: NonNegativeInt = 0
+    at: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rising = all(a < b for a, b in pairwise((0, *self.at)))
+        require(rising, "at", list(self.at), "give rounds from 1 on, ascending")
+
+    def __bool__(self) -> bool:
+        return bool(self.every or self.at)
+
+    def due(self, taken: np.ndarray, step: int) -> np.ndarray:
+        """Return whose statistics are due in a round, bool [n].
+
+        Args:
+            taken: the round of each client's last statistics, int64 [n]; 0 before training.
+            step: the round.
+        """
+        due = np.full(len(taken), False)
+        if self.every:
+            due |= step - taken >= self.every
+        for at in self.at:
+            due |= (taken < at) & (at <= step)
+        return due
