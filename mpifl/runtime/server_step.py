@@ -38,7 +38,6 @@ from mpifl.core.capabilities import (
 )
 from mpifl.core.computation import SERVER, Computation
 from mpifl.core.errors import MethodError
-from mpifl.core.mixing import updated
 from mpifl.core.parameters import Part, take, width
 from mpifl.core.plan import Plan, statistics_of, with_statistics_apart
 from mpifl.core.progress import doing
@@ -667,7 +666,8 @@ class ServerStep:
         new = self._mix_fingerprints("assign_new_clients", server, reports, uploads)
         if server is None or new is None or not self.config.recluster:
             return new
-        taken = updated(self._statistics_steps(server), new_clients, server.version + 1)
+        taken = self._statistics_steps(server).copy()
+        taken[new_clients] = server.version + 1
         return replace(new, algorithm_state={**new.algorithm_state, STATISTICS_STEP: taken})
 
     def sending_statistics(self, server: Server, cohort: np.ndarray) -> np.ndarray:

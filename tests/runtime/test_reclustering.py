@@ -22,7 +22,7 @@ def run(folder, *options: str):
 
 
 def test_statistics_are_due_by_age_and_by_round():
-    """Taken in rounds 0, 2 and 4; in round 5, those of 0 and 2 are two rounds old, and from before round 3."""
+    """Taken in rounds 0, 2 and 4: in round 5, those of 0 and 2 are two rounds old; so are those before 3."""
     taken = np.array([0, 2, 4])
     assert_array_equal(Recluster(every=2).due(taken, 5), [True, True, False])
     assert_array_equal(Recluster(at=(3,)).due(taken, 5), [True, True, False])
