@@ -248,7 +248,8 @@ def test_gradient_and_loss_of_texts_are_those_of_what_is_trained():
     gradient = learner.gradient(learner.init, split, batch_size=2)
     trained = learner.sgd(learner.init, split, LocalConfig(epochs=1, batch_size=9, lr=0.5), key(0))
     assert_allclose(trained.vector, learner.init - 0.5 * gradient, atol=1e-6)
-    federation = SimpleNamespace(client=lambda k, visit: ClientData(split, split, split))
+    data = ClientData(split, split, split)
+    federation = SimpleNamespace(client=lambda k, visit: data, data_set=lambda k, visit, step: visit)
     client = LocalClient(0, federation, learner, LocalConfig())
     assert client.loss(learner.init) == pytest.approx(trained.loss, rel=1e-6)
 
