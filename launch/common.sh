@@ -64,7 +64,7 @@ beating() {
 # Until it is ended: how far an installation is, every eight seconds; on a terminal, where pip draws bars, only while it unpacks.
 heartbeat() {
     local start=$SECONDS size now nap
-    trap 'kill "$nap"; exit' TERM
+    trap 'kill "$nap" 2> /dev/null; exit' TERM
     size=$(du -sm "$environment" 2> /dev/null | cut -f 1) || true
     while kill -0 $$ 2> /dev/null; do
         sleep 8 > /dev/null 2>&1 & nap=$!
