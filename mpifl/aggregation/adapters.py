@@ -190,13 +190,11 @@ class ProductMixer:
             sent = torch.zeros(0) if plan is None else self._gathered(plan, uploads, owners)
             new = self.mixer.mix(None if mixing is None else [mixing], upload_info, uploads, changed)
             if mixing is not None and plan is not None:
-                self._put_products(mixing, plan, sent, self._old(mixing.into, changed), new[mixing.into])
+                self._put_products(
+                    mixing, plan, sent, self.mixer.table_before(mixing.into, changed), new[mixing.into]
+                )
             changed |= new
         return changed
-
-    def _old(self, name: str, changed: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return a table [K0, w] before a mixing; on rank 0."""
-        return changed[name] if name in changed else self.mixer.tables.central[name]
 
     def _plan(
         self, mixing: Mixing, changed: Mapping[str, torch.Tensor], owners: np.ndarray
@@ -204,7 +202,7 @@ class ProductMixer:
         """Return the plan of a mixing; None if it makes no new adapters."""
         if mixing.into not in self.mixer.tables.central and mixing.into not in changed:
             return None
-        factors = self.columns.factors(mixing.into, self._old(mixing.into, changed).shape[1])
+        factors = self.columns.factors(mixing.into, self.mixer.table_before(mixing.into, changed).shape[1])
         if not factors or not len(_mixed_rows(mixing)):
             return None
         columns = tuple(s for f in factors for s in (f.a, f.b))

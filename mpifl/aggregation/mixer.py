@@ -254,6 +254,15 @@ class Mixer:
             scale=None if masks is None else masks.scale[rows],
         )
 
+    def table_before(self, name: str, changed: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return a table [K0, w] before a mixing; on rank 0.
+
+        Args:
+            name: name of the table.
+            changed: the tables that earlier mixings of the same step have changed.
+        """
+        return changed[name] if name in changed else self.tables.central[name]
+
     def _to_server(
         self,
         plan: RankMixPlan,
@@ -264,7 +273,7 @@ class Mixer:
         """Carry out a mixing by `REDUCE` or `GATHER`; return the new table [K, w] on rank 0."""
         old = new = None
         if mixing is not None:
-            old = changed.get(plan.into, self.tables.central[plan.into])
+            old = self.table_before(plan.into, changed)
             new = torch.empty(mixing.num_rows, plan.width, dtype=torch.float32)
         for columns in column_blocks(
             plan.width, plan.num_uploads if plan.collective == GATHER else len(plan.rows)

@@ -162,7 +162,7 @@ class RobustMixer:
     ) -> ExchangePlan | None:
         """Return the plan of a mixing; None if no upload enters it, or if the rule does not apply."""
         rows = np.flatnonzero(mixing.weights.any(1)) if mixing.of else np.zeros(0, np.int64)
-        old = self._old(mixing.into, changed)
+        old = self.mixer.table_before(mixing.into, changed)
         if not len(rows) or not old.shape[1] or not self.rule.applies(mixing.of, self.statistics):
             return None
         if (mixing.weights < 0).any():
@@ -195,10 +195,6 @@ class RobustMixer:
             unmeasured=() if self.parts is None else self.parts.statistics(mixing.into, old.shape[1]),
         )
 
-    def _old(self, name: str, changed: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return a table [K0, w] before the mixing; on rank 0."""
-        return changed[name] if name in changed else self.mixer.tables.central[name]
-
     # -- blocks of columns -----------------------------------------------------------------------------------
 
     def _blocks(
@@ -217,7 +213,7 @@ class RobustMixer:
         check_uploads(mine, plan.width, f"robust:{plan.into}", who, count)
         rows = None
         if transport.is_server and plan.num_centres:
-            rows = self._old(plan.into, changed)[torch.from_numpy(plan.rows[plan.centres])]
+            rows = self.mixer.table_before(plan.into, changed)[torch.from_numpy(plan.rows[plan.centres])]
         heights = list(plan.counts)
         heights[0] += plan.num_centres
         places = torch.from_numpy(np.concatenate([plan.order, plan.counts[0] + np.arange(plan.num_centres)]))
@@ -257,7 +253,7 @@ class RobustMixer:
             everything = self.transport.Gatherv(flat, counts, f"robust:{plan.into}")
             if everything is None or mixing is None or new is None:
                 continue
-            old = self._old(plan.into, changed)
+            old = self.mixer.table_before(plan.into, changed)
             for c, piece in zip(columns, everything.view(-1).split(counts), strict=True):
                 new[:, c] = placed(mixing, plan.rows, piece.view(active, -1), old[:, c])
         return new
