@@ -284,6 +284,16 @@ class Federation(ABC):
         """
         return visit
 
+    def data_sets_of(self, clients: np.ndarray, visits: np.ndarray, step: int) -> np.ndarray:
+        """Return `data_set` of several clients at their visits, int64 [m]. Default: `visits`.
+
+        Args:
+            clients: int64 [m].
+            visits: visit of each client, int64 [m].
+            step: the server step.
+        """
+        return visits
+
     @property
     def regroups(self) -> Sequence[int]:
         """The server steps from which on some client is in another hidden group, ascending. Default: none."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
@@ -328,7 +329,7 @@ class DriftingPartition(Partition):
         """Return the true group of each client at a step, int64 [N]."""
         return np.array([self.sets[k][self.number(k, step)].group for k in range(len(self.sets))], np.int64)
 
-    @property
+    @cached_property
     def regroups(self) -> list[int]:
         """The steps from which on some client is in another true group, ascending."""
         pairs = [pair for sets in self.sets for pair in pairwise(sets)]

@@ -159,8 +159,7 @@ class PoolFederation(Federation):
         Raises:
             UserError: the kind does not fit the samples, the groups or the scenario.
         """
-        base = self.groups if self.groups is not None else None
-        found, op = drifting(options, self.partition, base, self.pool, key)
+        found, op = drifting(options, self.partition, self.groups, self.pool, key)
         self.partition, self._drift, self._regimes = found, found, op
 
     @property
@@ -171,6 +170,12 @@ class PoolFederation(Federation):
     def data_set(self, k: int, visit: int, step: int) -> int:
         """Return the number of client `k`'s data set: under drift that of the step, otherwise the visit's."""
         return visit if self._drift is None else self._drift.number(k, step)
+
+    def data_sets_of(self, clients: np.ndarray, visits: np.ndarray, step: int) -> np.ndarray:
+        """Return the numbers of several clients' data sets, int64 [m], see `data_set`."""
+        if self._drift is None:
+            return visits
+        return np.array([self._drift.number(k, step) for k in clients.tolist()], np.int64)
 
     @property
     def regroups(self) -> Sequence[int]:

@@ -482,14 +482,12 @@ class LocalClients(ClientHost):
 
     def _samples(self, visits: tuple[np.ndarray, np.ndarray], step: int) -> StoredSamples | list[Split]:
         """Return where the training samples of some visits in a step are stored, or the split of each."""
-        clients = visits[0].tolist()
-        pairs = zip(clients, visits[1].tolist(), strict=True)
-        held = [self.federation.data_set(k, visit, step) for k, visit in pairs]
-        stored = self.federation.stored(visits[0], np.array(held, np.int64))
+        held = visits[0], self.federation.data_sets_of(*visits, step)
+        stored = self.federation.stored(*held)
         if stored is not None:
             return stored
         splits = list[Split]()
-        for k, number in zip(clients, held, strict=True):
+        for k, number in zip(*(numbers.tolist() for numbers in held), strict=True):
             with kept():  # a user's data set may change settings
                 splits.append(self.federation.client(k, number).train)
         return splits

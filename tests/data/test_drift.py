@@ -206,13 +206,19 @@ def test_a_client_that_changes_group_reads_the_oracles_model_of_its_new_group():
 def test_a_visit_under_way_keeps_the_data_of_the_step_in_which_it_began(tmp_path, monkeypatch):
     """In an asynchronous run the data of a visit are those of the step after the version that it read."""
     asked = {}
-    real = PoolFederation.data_set
+    one, several = PoolFederation.data_set, PoolFederation.data_sets_of
 
     def data_set(self, k, visit, step):
         asked.setdefault((k, visit), step)
-        return real(self, k, visit, step)
+        return one(self, k, visit, step)
+
+    def data_sets_of(self, clients, visits, step):
+        for pair in zip(clients.tolist(), visits.tolist(), strict=True):
+            asked.setdefault(pair, step)
+        return several(self, clients, visits, step)
 
     monkeypatch.setattr(PoolFederation, "data_set", data_set)
+    monkeypatch.setattr(PoolFederation, "data_sets_of", data_sets_of)
     done = run(
         tmp_path,
         *("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}", "--delay.name", "exponential"),
