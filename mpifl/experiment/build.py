@@ -353,16 +353,15 @@ def build_parts(
         rounds=config.rounds,
         parts=info.parts,
     )
-    later = {step: federation.groups_at(step) for step in federation.regroups}
-    regrouped = {step: groups for step, groups in later.items() if groups is not None}
+    informed = config.algorithm.needs.groups
     problem = ProblemInfo(
         num_clients=federation.num_clients,
         num_classes=info.num_classes,
         num_samples=federation.sizes[:, 0].astype(np.int64),
         layout=layout,
         init=init,
-        groups=federation.groups if config.algorithm.needs.groups else None,
-        regrouped=regrouped if config.algorithm.needs.groups else {},
+        groups=federation.groups if informed else None,
+        regrouped=regroupings(federation) if informed else {},
         public=public_clients(federation, learner, config.local, public) if public else (),
     )
     system, n = key(seed.system), problem.num_clients
@@ -392,6 +391,12 @@ def client_ranks(lora: LoRA, devices: Sequence[str], num_clients: int) -> tuple[
         return ()
     names = clients_of("model.lora.ranks", lora.ranks, devices, num_clients)
     return tuple(lora.ranks[names[k]] if k in names else lora.rank for k in range(num_clients))
+
+
+def regroupings(federation: Federation) -> dict[int, np.ndarray]:
+    """Return server step -> the true groups [N] from that step on, where they change."""
+    later = ((step, federation.groups_at(step)) for step in federation.regroups)
+    return {step: groups for step, groups in later if groups is not None}
 
 
 @dataclass(frozen=True)

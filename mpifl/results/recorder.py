@@ -278,11 +278,10 @@ class Recorder:
 
         None where true groups never change.
         """
-        before = self.federation.groups_at(self._step)
-        self._step, self.groups = step, self.federation.groups_at(step)
-        if self.groups is None or before is None or not self.federation.regroups:
+        if not self.federation.regroups:
             return None
-        return np.asarray(before == self.groups)
+        before, self.groups, self._step = self.groups, self.federation.groups_at(step), step
+        return None if before is None else np.asarray(before == self.groups)
 
     def _say_diverged(self, step: int, clients: np.ndarray, diverged: np.ndarray | np.bool) -> None:
         """Print a line that names clients whose models diverged, the first time that there are any."""
@@ -355,6 +354,7 @@ class Recorder:
         self.timing, self.last = state["timing"], state["last"]
         self._labels = None if state["labels"] is None else np.array(state["labels"])
         self._step = state["step"]
+        self.groups = self.federation.groups_at(self._step)
         self._placed = np.array(state["placed"], bool)
         self.running.load_state_dict(state["running"])
         self.metrics.restore(metrics)
