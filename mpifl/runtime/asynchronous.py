@@ -581,7 +581,7 @@ class AsynchronousEngine(Engine):
                     vectors = {name: rows_read(server, name, which) for name, which in serves.items()}
                 if vectors is None:
                     return {}
-                client = step.config.clients.client(k, int(step.visits[k]) - 1, max(server.version, 1))
+                client = step.config.clients.client(k, int(step.visits[k]) - 1, server.version)
                 message = Message(vectors, serves, server.version, server.version)
                 message = step.config.filters.download(message, k)
                 scores = step.worker.hooks.evaluate(

@@ -680,8 +680,7 @@ class ServerStep:
 
     def _statistics_steps(self, server: Server) -> np.ndarray:
         """Return the round in which each client last sent its statistics, int64 [N]; 0 before training."""
-        taken = server.algorithm_state.get(STATISTICS_STEP)
-        return np.zeros(len(self.sizes), np.int64) if taken is None else taken
+        return np.asarray(server.algorithm_state.get(STATISTICS_STEP, np.zeros_like(self.visits)))
 
     def _book_shown(self, step: int, clients: np.ndarray) -> None:
         """Book what clients download for their statistics; on rank 0."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -33,7 +32,7 @@ class Recluster(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rising = all(a < b for a, b in pairwise((0, *self.at)))
+        rising = bool((np.diff((0, *self.at)) > 0).all())
         require(rising, "at", list(self.at), "give rounds from 1 on, ascending")
 
     def __bool__(self) -> bool:
@@ -46,9 +45,7 @@ class Recluster(Options):
             taken: the round of each client's last statistics, int64 [n]; 0 before training.
             step: the round.
         """
-        due = np.full(len(taken), False)
-        if self.every:
-            due |= step - taken >= self.every
+        due = step - taken >= self.every if self.every else np.zeros(len(taken), bool)
         for at in self.at:
             due |= (taken < at) & (at <= step)
         return due
