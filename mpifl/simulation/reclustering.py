@@ -32,7 +32,7 @@ class Recluster(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rising = bool((np.diff((0, *self.at)) > 0).all())
+        rising = [0, *self.at] == sorted({0, *self.at})
         require(rising, "at", list(self.at), "give rounds from 1 on, ascending")
 
     def __bool__(self) -> bool:
