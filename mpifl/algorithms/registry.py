@@ -58,6 +58,7 @@ METHODS: Mapping[str, Mapping[str, str]] = {  # heading of docs/methods.md -> na
         "fedbabu": "fedbabu:FedBABU",
         "lgfedavg": "lgfedavg:LGFedAvg",
         "fedbn": "fedbn:FedBN",
+        "fedccfa": "fedccfa:FedCCFA",
     },
     "Asynchronous": {
         "fedasync": "fedasync:FedAsync",
