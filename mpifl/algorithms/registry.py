@@ -33,6 +33,7 @@ METHODS: Mapping[str, Mapping[str, str]] = {  # heading of docs/methods.md -> na
         "fesem": "fesem:FeSEM",
         "cflgp": "cflgp:CFLGP",
         "flhc": "flhc:FLHC",
+        "feddrift": "feddrift:FedDrift",
         "oracle": "oracle:Oracle",
     },
     "Soft clustering": {

@@ -54,6 +54,7 @@ FEDAVG = [
     Limit("K = 1, equal n", "ifca", {"num_clusters": 1}, {"equal": True}),
     Limit("never splits", "cfl", {"eps1": 0.0, "weighted": True}),
     Limit("never splits, equal n", "cfl", {"warmup": 10**6}, {"equal": True}),
+    Limit("no rise of the error is drift", "feddrift", {"delta": 1.0, "period": 1}),
     # absent members' last models are averaged too: only full participation is FedAvg
     Limit("one cluster", "emdcfl", {"epsilon": 100.0}, parts=(1.0,)),
     Limit("one group", "oracle", {}, {"num_groups": 1}, parts=(1.0,)),
@@ -68,6 +69,7 @@ LOCAL = [
     Limit("N groups", "oracle", {}, {"num_groups": 6}),
     Limit("vanishing variance", "ucfl", {"noise_batch": 10.0**6}, parts=(1.0,)),
     Limit("vanishing variance, geometric", "ucfl", {"noise_batch": 10.0**6, "kernel": "geo"}, parts=(1.0,)),
+    Limit("one time step", "feddrift", {"start": "own", "period": 10**6}),
     Limit("one client", "fedavg", {}, {"num_clients": 1, "num_groups": 1}, parts=(1.0,)),
 ]
 ORACLE = [
