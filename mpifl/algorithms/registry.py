@@ -67,6 +67,7 @@ METHODS: Mapping[str, Mapping[str, str]] = {  # heading of docs/methods.md -> na
         "ccfl": "ccfl:CCFL",
         "fedsoft_async": "fedsoft_async:FedSoftAsync",
         "clustered_async": "clustered_async:ClusteredAsync",
+        "csafl": "csafl:CSAFL",
     },
 }
 CATALOGUE: Registry[type[Algorithm]] = Registry(

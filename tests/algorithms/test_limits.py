@@ -52,6 +52,7 @@ FEDAVG = [
     Limit("mu = 0, unsquared", "fedprox", {"mu": 0.0, "variant": "unsquared"}),
     Limit("K = 1", "ifca", {"num_clusters": 1, "weighted": True}),
     Limit("K = 1, equal n", "ifca", {"num_clusters": 1}, {"equal": True}),
+    Limit("K = 1", "csafl", {"num_groups": 1}),
     Limit("never splits", "cfl", {"eps1": 0.0, "weighted": True}),
     Limit("never splits, equal n", "cfl", {"warmup": 10**6}, {"equal": True}),
     Limit("no rise of the error is drift", "feddrift", {"delta": 1.0, "period": 1}),
