@@ -13,7 +13,7 @@ directions of gradients; one model for each group; uploads that are synchronous 
 asynchronous beyond it; control of staleness. Our reading: the gradients (over all samples, at the initial
 model), the similarity (cosines; k-means on their K first principal coordinates), p_i and s, and the number of
 groups. A bound on staleness is `policy.max_staleness`. Differs: the paper groups by the clients' delays, too;
-here the server does not know them before training.
+delays are no part of the statistics here.
 """
 
 from __future__ import annotations
