@@ -34,7 +34,7 @@ from mpifl.results.run_folder import is_complete, refuse_more_rounds
 from mpifl.runtime.script import on_all_ranks
 from mpifl.sweeps.cases import Part, changed
 from mpifl.sweeps.results import Sweep, load_sweep, say_missing
-from mpifl.sweeps.sweep import sweep as run_sweep
+from mpifl.sweeps.tuning import sweep as run_sweep
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -242,8 +242,8 @@ def sweep(transport: Transport, args: argparse.Namespace) -> None:
     """Run a configuration for every combination of the values under `vary`; write a table and a figure."""
     from mpifl.comm.transport import on_server
     from mpifl.sweeps.cases import Part, read
-    from mpifl.sweeps.sweep import listed
-    from mpifl.sweeps.sweep import sweep as run_sweep
+    from mpifl.sweeps.tuning import listed
+    from mpifl.sweeps.tuning import sweep as run_sweep
 
     part, jobs = Part.of(args.only or (), args.case), count("--jobs", args.jobs)
     if args.list:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TABLES = ("metrics", "final", "clients")
 FORMATS = (".csv", ".parquet")
 SUMMARY = ("ranks", "clients", "model_parameters", "mpi_bytes", "wall_seconds")  # numbers of summary.json
-HIDDEN = ("name", "output", "system", "vary", "table")  # sections that get no columns
+HIDDEN = ("name", "output", "system", "vary", "table", "tune")  # sections that get no columns
 WHOLE = ("round", "bytes")  # axes of whole numbers
 Row = dict[str, Any]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from .conversion import untyped
 
+LEFT_OUT = "left_out"  # key of a group of columns' change of a row: why the group has no such row
 LOCKS = ".locks"  # in a sweep's folder: a file for each case and each training that some process runs
 
 
@@ -52,7 +53,31 @@ def slugs_of(vary: Mapping[str, Any]) -> list[str]:
     Args:
         vary: varied key -> its values.
     """
-    return [slug_of(labels) for labels in product(*map(labels_of, vary.values()))]
+    without = rows_left_out(vary)
+    every = (dict(zip(vary, labels, strict=True)) for labels in product(*map(labels_of, vary.values())))
+    return [slug_of(labels.values()) for labels in every if place_of(labels) not in without]
+
+
+def place_of(labels: Mapping[str, str]) -> tuple[str, str]:
+    """Return the labels of a case's group of columns and of its row; empty texts for none."""
+    return labels.get("columns", ""), labels.get("rows", "")
+
+
+def rows_left_out(vary: Mapping[str, Any]) -> dict[tuple[str, str], str]:
+    """Return (group of columns, row) -> reason, for each row that a group of columns leaves out.
+
+    Args:
+        vary: varied key -> its values; `columns.LABEL.rows.LABEL.left_out` is the reason.
+    """
+    columns, rows = vary.get("columns"), labels_of(vary.get("rows") or [])
+    found = {}
+    for label, part in columns.items() if isinstance(columns, dict) else ():
+        changes = part.get("rows") if isinstance(part, dict) else None
+        for row, change in changes.items() if isinstance(changes, dict) else ():
+            known = label_among(row, rows)
+            if known is not None and isinstance(change, dict) and change.get(LEFT_OUT):
+                found[str(label), known] = str(change[LEFT_OUT])
+    return found
 
 
 def folder_name(name: str, slug: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -56,6 +56,9 @@ class DataConfig(Options):
         source: the data set that the samples come from.
         scenario: how the samples are divided among clients and transformed.
         public: images that the server owns, for methods that pre-train an auxiliary network (FLT).
+        evaluate_on: the samples that clients are evaluated on: `test`, or `validation`, with which options
+            are chosen (section `tune` of a sweep); the test samples are then not used. Further test sets
+            stay what they are.
     """
 
     root: str | None = None
@@ -63,6 +66,7 @@ class DataConfig(Options):
     source: Source = field(default_factory=Digits)
     scenario: Scenario = field(default_factory=Rotated)
     public: Source = field(default_factory=Photos)
+    evaluate_on: Literal["test", "validation"] = "test"
 
     @property
     def folder(self) -> Path | None:
@@ -111,6 +115,8 @@ def open_federation(
         content["normalisation"] = normalisation
         name = name_of(config.scenario)
         if spec.drift is not None:
+            remedy = "clients draw their samples when they are visited; use test, or another scenario"
+            require(config.evaluate_on == "test", "data.evaluate_on", config.evaluate_on, remedy)
             with _of_users(config.scenario, "drift"):
                 check_drift(spec, spec.drift, pool, name)
             check_memory("clients", len(spec.drift.sizes), CLIENT_BYTES)
@@ -135,6 +141,11 @@ def open_federation(
         labels, plain = arrays["labels"], {name: () for name in spec.split_ops}
         pool = Pool(arrays["images"], labels, len(labels), pool.num_classes, class_names=pool.class_names)
         spec = replace(spec, blocks=None, ops=(), split_ops=plain, resize=None)
+    if config.evaluate_on == "validation":
+        remedy = "clients hold no validation samples; set data.scenario.validation, or use test"
+        require(bool(splits["val"].sizes.any()), "data.evaluate_on", config.evaluate_on, remedy)
+        splits["test"], noted = splits["val"], {**noted, "test_pool": noted["val_pool"]}
+        spec = replace(spec, split_ops={**spec.split_ops, "test": spec.split_ops.get("val", spec.ops)})
     table = FixedPartition(splits, spec.op_groups, noted["test_pool"])
     return PoolFederation(pool, spec, table, to_inputs, content, cache_bytes)
 
@@ -468,7 +479,8 @@ def _write_scenario(
         for part, array in vars(csr).items():
             if array is not None:
                 cache.save(to, f"{split}_{part}", array)
-    noted = {"splits": list(splits), "materialized": materialized, "test_pool": table.test_pool}
+    noted = {"splits": list(splits), "materialized": materialized}
+    noted |= {f"{split}_pool": table.different(split) for split in ("val", "test")}
     read = [cache.sha256_of(path) for path in files]
     return {**noted, "remarks": remarks, "files": cache.digest(read) if read else ""}
 

@@ -169,10 +169,12 @@ class FixedPartition(Partition):
     @property
     def test_pool(self) -> int:
         """Return the number of different test samples: clients may share them (FLT, UCFL C)."""
-        if self._test_pool is not None:
-            return self._test_pool
-        test = self.splits["test"]
-        return int(test.offsets[-1] - test.offsets[0]) if test.index is None else len(np.unique(test.index))
+        return self.different("test") if self._test_pool is None else self._test_pool
+
+    def different(self, split: str) -> int:
+        """Return the number of different addresses of all clients' samples in a split."""
+        held = self.splits[split]
+        return int(held.offsets[-1] - held.offsets[0]) if held.index is None else len(np.unique(held.index))
 
 
 @dataclass(frozen=True)

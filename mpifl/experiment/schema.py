@@ -54,7 +54,7 @@ from mpifl.training.per_client import LocalChanges
 from mpifl.training.tasks import TASKS, Classification
 from mpifl.training.trainers import TRAINERS
 
-from .table_layout import TableConfig
+from .table_layout import TableConfig, TuneConfig
 
 
 @dataclass(frozen=True)
@@ -391,6 +391,8 @@ class Config(Options):
         clock: what determines the order of arrivals in an asynchronous run.
         vary: for `mpifl sweep`, the keys to vary and the values of each; null for a single run.
         table: for `mpifl sweep`, the layout of its table beside a paper's figures; null for none.
+        tune: for `mpifl sweep`, the values among which options of rows are chosen on validation data; null
+            for none.
     """
 
     algorithm: Algorithm
@@ -427,6 +429,7 @@ class Config(Options):
     clock: ClockConfig = field(default_factory=VirtualTime)
     vary: dict[str, Any] | None = None  # any keys
     table: TableConfig | None = None
+    tune: TuneConfig | None = None
     task: Task = field(default_factory=Classification)
 
     def __post_init__(self) -> None:

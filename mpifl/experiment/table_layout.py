@@ -15,6 +15,7 @@ from mpifl.core.options import Options, PositiveFloat
 
 ROWS, COLUMNS, SEED = "rows", "columns", "seed"  # keys of `vary` with a place of their own in the table
 MORE, LESS = "more", "less"
+FIGURES = "figures"  # value of `across`
 METRIC = "metric_"  # prefix of figures that stand for the metric of each case, whatever it is
 SAMPLE = "sample"
 DEVIATIONS = {SAMPLE: 1, "population": 0}  # -> ddof, the number subtracted from the number of seeds
@@ -59,6 +60,31 @@ class Figure(Options):
 
 
 @dataclass(frozen=True)
+class TuneConfig(Options):
+    """Options of the rows of a sweep that are chosen on validation data before it runs.
+
+    Each candidate runs once in each group of columns and is evaluated on validation samples
+    (`data.evaluate_on`). The best one by the mean over clients of the metric at the end is taken, of equal
+    ones the first; the sweep then runs with it, evaluated on test samples.
+
+    Attributes:
+        seed: the seed that candidates run with; no seed of the sweep.
+        rows: label of `vary.rows` -> keys and the values to try, as in `vary`; each combination is a
+            candidate. Other rows have none.
+    """
+
+    seed: int
+    rows: Annotated[dict[str, dict[str, Any]], MinLen(1)]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for row, keys in self.rows.items():
+            remedy = "use a mapping of keys to lists of values, as in algorithm.num_clusters: [2, 4]"
+            lists = isinstance(keys, Mapping) and all(isinstance(v, (list, Mapping)) for v in keys.values())
+            require(lists and bool(keys) and all(map(len, keys.values())), f"rows.{row}", keys, remedy)
+
+
+@dataclass(frozen=True)
 class TableConfig(Options):
     """The layout of a sweep's results, beside the figures that a paper prints.
 
@@ -73,6 +99,8 @@ class TableConfig(Options):
             bootstrap or percentile; empty shows the deviation.
         ranks: whether to add average ranks of the rows over the groups of columns, with Friedman's test and
             the critical difference, for figures with at least three rows and two complete groups.
+        across: what stands across: the `figures`, in a table for each group of columns, or the groups of
+            `columns`, in a table for each figure; the latter shows no published numbers.
         blocked: why the table cannot be run with the available data; empty if it can.
         notes: how the paper was interpreted where this decides the results.
         differences: what differs from the table of the sweep's base, whose notes also apply.
@@ -86,6 +114,7 @@ class TableConfig(Options):
     spread: str = ""
     interval: Literal["", "t", "bootstrap", "percentile"] = ""
     ranks: bool = False
+    across: Literal["figures", "columns"] = "figures"
     blocked: str = ""
     notes: str = ""
     differences: str = ""
@@ -101,6 +130,9 @@ class TableConfig(Options):
             UserError: a published row or group of columns does not exist in the sweep, or a row has too many
                 figures.
         """
+        remedy = "needs vary.columns, and shows no published numbers; use figures"
+        fits = self.across == FIGURES or (COLUMNS in vary and not self.published)
+        require(fits, "table.across", self.across, remedy)
         groups = labels_of(vary[COLUMNS]) if COLUMNS in vary else [""]
         lines = labels_of(vary.get(down(vary), []))
         tables: Mapping[str, Any] = (

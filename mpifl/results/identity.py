@@ -39,7 +39,7 @@ MACHINE = (  # see `machine`
 CONVOLUTIONS, WINOGRAD = "convolutions", "wide ones by Winograd's algorithm (rounding 1e-5, PyTorch 1e-6)"
 NONE = "none"
 MOST_NAMES = 3  # of runs in a line
-SAME = ("name", "output", "system", "checkpoint", "vary", "table")  # sections that decide no number
+SAME = ("name", "output", "system", "checkpoint", "vary", "table", "tune")  # sections that decide no number
 OF_A_MACHINE = ("data.root", "data.cache")  # locations of the data
 
 

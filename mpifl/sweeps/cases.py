@@ -21,7 +21,15 @@ from shlex import quote
 from typing import Any
 
 from mpifl.core.capabilities import PHASES
-from mpifl.core.case_names import folder_name, label_among, labels_of, slug_of, title_of
+from mpifl.core.case_names import (
+    folder_name,
+    label_among,
+    labels_of,
+    place_of,
+    rows_left_out,
+    slug_of,
+    title_of,
+)
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.textfiles import MAX_NAME_BYTES, is_file, json_file, yaml_file
 from mpifl.experiment import loader
@@ -172,10 +180,12 @@ def combinations(tree: Mapping[str, Any]) -> list[tuple[dict[str, str], dict[str
     axes = [_labelled(key, values) for key, values in vary.items()]
     count = num_cases(vary)
     require(count <= MAX_CASES, "vary", count, f"are more than {MAX_CASES} cases; use fewer values")
-    out = []
+    out, without = [], rows_left_out(vary)
     for combination in product(*axes):
         labels, values = zip(*combination, strict=True)
-        out.append((dict(zip(vary, labels, strict=True)), dict(zip(vary, values, strict=True))))
+        if place_of(named := dict(zip(vary, labels, strict=True))) not in without:
+            out.append((named, dict(zip(vary, values, strict=True))))
+    require(bool(out), "vary", [*vary], "every group of columns leaves out every row")
     return out
 
 
@@ -315,7 +325,7 @@ def changed(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     """
     out = loader.merged(tree, changes)
     vary = out.get("vary")
-    own = {name: value for name, value in changes.items() if name not in ("vary", "table")}
+    own = {name: value for name, value in changes.items() if name not in ("vary", "table", "tune")}
     if not own or not isinstance(vary, dict):
         return out
     for key, value in _leaves(own):
@@ -359,7 +369,9 @@ def _configuration(
     tree: Mapping[str, Any], labels: Mapping[str, str], values: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the configuration of one combination of values, as nested mappings."""
-    one = {name: value for name, value in tree.items() if name not in ("vary", "table", CONFIGURATIONS)}
+    one = {
+        name: value for name, value in tree.items() if name not in ("vary", "table", "tune", CONFIGURATIONS)
+    }
     special: Mapping[str, Any] = {}
     for key, value in values.items():
         if key in (ROWS, COLUMNS):

@@ -18,7 +18,7 @@ from mpifl.analysis.figures import Curve, draw_sweep
 from mpifl.analysis.seed_groups import matched
 from mpifl.analysis.tables import Table, as_markdown
 from mpifl.core.capabilities import PHASES
-from mpifl.core.case_names import label_of
+from mpifl.core.case_names import label_of, rows_left_out
 from mpifl.core.conversion import untyped
 from mpifl.core.errors import CodeFailed, UserError, first_of, require
 from mpifl.core.files import try_lock, write_atomically, write_json
@@ -194,10 +194,12 @@ class Found:
     Attributes:
         every: the cases of the sweep, including those that other processes have added meanwhile.
         table: the layout of a table in a paper; None for none.
+        left_out: (group of columns, row) -> why the group has no such row.
     """
 
     every: Sequence[Case]
     table: TableConfig | None
+    left_out: Mapping[tuple[str, str], str]
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -218,6 +220,7 @@ class Found:
             tree = started_with(self.folder)
             self.every = unchecked_cases(tree)
             self.table = table_if_any(tree)
+            self.left_out = rows_left_out(tree["vary"])
             self._file = about.st_mtime_ns, about.st_ino
 
     def write(self) -> None:
@@ -278,7 +281,7 @@ class Found:
     def _as_printed(self, found: Sequence[CaseFigures]) -> str:
         assert self.table is not None
         results = [result for _, _, result in found]
-        return f"{self.table.title}\n\n{markdown(self.table, results, self._labels)}"
+        return f"{self.table.title}\n\n{markdown(self.table, results, self._labels, left_out=self.left_out)}"
 
     @property
     def _labels(self) -> list[Mapping[str, str]]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from types import MappingProxyType
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from mpifl.analysis.tables import Table, as_markdown
 from mpifl.experiment.table_layout import (
     COLUMNS,
     DEVIATIONS,
+    FIGURES,
     LESS,
     MORE,
     ROWS,
@@ -30,6 +32,7 @@ from mpifl.experiment.table_layout import (
 from mpifl.results.metrics import over_runs
 
 CONFIDENCE = 0.95
+SHARES = ("accuracy_mean", "accuracy_worst")  # figures that lie between 0 and 100 %
 MAX_FIXED = 1e15  # a larger figure is from a run that diverged
 NUMBER = re.compile(
     r"\s*(-?(?:\d++\.?\d*+|\.\d++)(?:[eE][-+]?\d+)?)(?!,\d)"
@@ -62,6 +65,7 @@ class Cell:
         interval: kind of the confidence interval; empty shows the standard deviation.
         deviation: `sample` or `population`.
         seeds: number of seeds that ran, including those without the figure.
+        limits: the range of the figure, at which intervals end.
     """
 
     published: str
@@ -70,6 +74,7 @@ class Cell:
     interval: str = ""
     deviation: str = SAMPLE
     seeds: int = 1
+    limits: tuple[float, float] = (-np.inf, np.inf)
 
     @property
     def measured(self) -> str:
@@ -79,8 +84,9 @@ class Cell:
         centre, spread = over_runs(np.array(self.values), DEVIATIONS[self.deviation])
         more = f" ± {self._text(spread)}" if len(self.values) > 1 and np.isfinite(spread) else ""
         if more and self.interval and np.isfinite(self.values).all():
-            found = estimate(np.array(self.values), self.interval, CONFIDENCE)
-            more = f" [{self._text(found.low)}, {self._text(found.high)}]"
+            found = estimate(np.array(self.values), self.interval, CONFIDENCE, self.limits)
+            wide = self._text(found.low) != self._text(found.high)
+            more = f" [{self._text(found.low)}, {self._text(found.high)}]" if wide else ""
         few = f" ({len(self.values)} of {self.seeds})" if len(self.values) < self.seeds else ""
         return f"{self._text(centre)}{more}{few}"
 
@@ -161,7 +167,15 @@ def _line(table: TableConfig, group: str, labels: tuple[str, ...], results: Sequ
         values = [result.values.get(figure.of) for result in results]
         shown = tuple(figure.scaled(v) for v in values if v is not None)
         cells.append(
-            Cell(published, shown, figure.digits, table.interval, figure.deviation, seeds=len(results))
+            Cell(
+                published,
+                shown,
+                figure.digits,
+                table.interval,
+                figure.deviation,
+                len(results),
+                (0.0, 100.0) if figure.percent and figure.of.startswith(SHARES) else (-np.inf, np.inf),
+            )
         )
     return Line(group, labels, tuple(cells), len(results), better=results[0].better)
 
@@ -178,7 +192,11 @@ def largest_difference(found: Sequence[Line], table: TableConfig) -> tuple[float
 
 
 def markdown(
-    table: TableConfig, results: Sequence[Result], every: Sequence[Mapping[str, str]] = (), hints: bool = True
+    table: TableConfig,
+    results: Sequence[Result],
+    every: Sequence[Mapping[str, str]] = (),
+    hints: bool = True,
+    left_out: Mapping[tuple[str, str], str] = MappingProxyType({}),
 ) -> str:
     """Return the table as Markdown: published and measured figures of each group of columns, then ranks.
 
@@ -187,16 +205,23 @@ def markdown(
         results: results of the cases that ran.
         every: labels of all cases that the sweep asks for; empty: those of the results.
         hints: whether to suggest a similar name for a figure that no case has.
+        left_out: (group of columns, row) -> why the group has no such row. Such a row is in no average rank.
     """
     found = lines(table, results, every)
-    out = []
-    for group in dict.fromkeys(line.group for line in found):
+    out = _of_figures(table, found, left_out) if table.across != FIGURES else []
+    for group in dict.fromkeys(line.group for line in found) if table.across == FIGURES else ():
         mine = [line for line in found if line.group == group]
         out += [f"**{group}**\n"] if group else []
         out.append(as_markdown(_of_group(table, mine)))
-    ranks = _ranks(table, found) if table.ranks else None
+        out += [f"{row}: not here, {why}\n" for (where, row), why in left_out.items() if where == group]
+    missing = {row for _, row in left_out}
+    ranked = [line for line in found if not missing & {*line.labels}]
+    ranks = _ranks(table, ranked) if table.ranks else None
     if ranks is not None:
         out += ["**Average ranks**\n", as_markdown(ranks)]
+        out += [f"Not ranked, because a group has no such row: {', '.join(sorted(missing))}\n"] * bool(
+            missing
+        )
     elif table.ranks:
         out.append(
             "no ranks: they need three rows and two groups of columns in which all rows have the figure\n"
@@ -225,6 +250,34 @@ def _of_group(table: TableConfig, found: Sequence[Line]) -> Table:
     several = any(line.seeds > 1 for line in found) and table.interval
     notes = (f"[]: {100 * CONFIDENCE:.0f} % confidence interval of the mean ({table.interval})",)
     return Table.of([*header, "seeds"], rows, notes if several else ())
+
+
+def _of_figures(
+    table: TableConfig, found: Sequence[Line], left_out: Mapping[tuple[str, str], str]
+) -> list[str]:
+    """Return the table of each figure, with the groups of columns across, and what the groups leave out."""
+    groups = list(dict.fromkeys(line.group for line in found))
+    rows = list(dict.fromkeys(line.labels for line in found))
+    cells = {(line.group, line.labels): line for line in found}
+    several = any(line.seeds > 1 for line in found) and table.interval
+    notes = (
+        (f"[]: {100 * CONFIDENCE:.0f} % confidence interval of the mean ({table.interval})",)
+        if several
+        else ()
+    )
+    out = []
+    for i, label in enumerate(table.figures):
+        texts = []
+        for row in rows:
+            there = [cells.get((group, row)) for group in groups]
+            shown = ["-" if line is None else line.cells[i].measured or "-" for line in there]
+            ran = [(line.seeds, line.asked) for line in there if line is not None]
+            fewest = min(ran, key=lambda one: one[0] - one[1])
+            texts.append([*row, *shown, of_seeds(*fewest)])
+        header = [""] * len(rows[0]) + [*groups, "seeds"]
+        out += [f"**{label}**\n", as_markdown(Table.of(header, texts, notes))]
+    out += [f"{group}: no {row}, {why}\n" for (group, row), why in left_out.items() if group in groups]
+    return out
 
 
 def _ranks(table: TableConfig, found: Sequence[Line]) -> Table | None:

@@ -797,3 +797,38 @@ def test_an_attacker_lies_about_what_it_trains_and_validates_on_and_about_no_tes
     every = np.arange(4), np.zeros(4, np.int64)
     assert honest.stored(*every) is not None
     assert lying.stored(*every) is None
+
+
+@pytest.mark.parametrize("name", ["rotated", "shards", "emdcfl_backdoor_mnist"])
+def test_clients_are_evaluated_on_validation_samples_if_asked(cache, name):
+    """Everything but the test part stays: what is trained on, and further test sets."""
+    plain = DataConfig(cache=str(cache), scenario=SCENARIOS[name](clients=12, validation=0.25))
+    usual = open_federation(plain, 3)
+    asked = open_federation(dataclasses.replace(plain, evaluate_on="validation"), 3)
+    np.testing.assert_array_equal(asked.sizes[:, 2], usual.sizes[:, 1])
+    in_all = usual.sizes[:, 1].sum()
+    assert asked.test_pool == in_all if name == "shards" else asked.test_pool < in_all  # groups share some
+    for k in range(12):
+        mine, theirs = asked.client(k), usual.client(k)
+        for one, other in ((mine.test, theirs.val), (mine.train, theirs.train), (mine.val, theirs.val)):
+            assert_close(one.x, other.x, rtol=0, atol=0)
+            assert_close(one.y, other.y, rtol=0, atol=0)
+        for extra in theirs.further:
+            assert_close(mine.split(extra).x, theirs.split(extra).x, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "message"),
+    [
+        (SCENARIOS["iid"](clients=4), "hold no validation samples; set data.scenario.validation"),
+        (
+            SCENARIOS["population"](clients=4, samples=30, validation=0.1),
+            "draw their samples when they are visited",
+        ),
+    ],
+)
+def test_evaluation_on_validation_samples_that_are_not_there_is_refused(cache, scenario, message):
+    config = DataConfig(cache=str(cache), scenario=scenario, evaluate_on="validation")
+    with pytest.raises(UserError, match=message) as refused:
+        open_federation(config, 3)
+    assert refused.value.key == "data.evaluate_on"

@@ -160,7 +160,7 @@ def test_intervals_take_the_place_of_deviations():
     text = markdown(
         from_tree(TableConfig, {**TABLE, "interval": "t"}), results(FedAvg=[0.25, 0.27], Local=[0.4])
     )
-    assert "| FedAvg | 24.2 (2.6) | 26.00 [13.29, 38.71] | - | 1.00 [1.00, 1.00] | 2 |" in text
+    assert "| FedAvg | 24.2 (2.6) | 26.00 [13.29, 38.71] | - | 1.00 | 2 |" in text
     assert "| Local | 38.3 | 40.00 | 0 | 1.00 | 1 |" in text
     assert "95 % confidence interval of the mean (t)" in text
 
