@@ -68,13 +68,13 @@ class TuneConfig(Options):
     ones the first; the sweep then runs with it, evaluated on test samples.
 
     Attributes:
-        seed: the seed that candidates run with; no seed of the sweep.
         rows: label of `vary.rows` -> keys and the values to try, as in `vary`; each combination is a
             candidate. Other rows have none.
+        seed: the seed that candidates run with; no seed of the sweep.
     """
 
-    seed: int
     rows: Annotated[dict[str, dict[str, Any]], MinLen(1)]
+    seed: int = 100
 
     def __post_init__(self) -> None:
         super().__post_init__()

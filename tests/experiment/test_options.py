@@ -87,6 +87,7 @@ WANTED: Mapping[Any, Any] = {
     str: "x",
     float: 1.0,
     dict[str, Figure]: {"ARI": {"of": "ari"}},
+    dict[str, dict[str, Any]]: {"IFCA": {"local.lr": [0.1]}},
 }
 
 
