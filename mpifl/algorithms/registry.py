@@ -34,6 +34,7 @@ METHODS: Mapping[str, Mapping[str, str]] = {  # heading of docs/methods.md -> na
         "cflgp": "cflgp:CFLGP",
         "flhc": "flhc:FLHC",
         "feddrift": "feddrift:FedDrift",
+        "fielding": "fielding:Fielding",
         "oracle": "oracle:Oracle",
     },
     "Soft clustering": {

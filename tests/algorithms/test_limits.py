@@ -55,6 +55,7 @@ FEDAVG = [
     Limit("K = 1", "csafl", {"num_groups": 1}),
     Limit("never splits", "cfl", {"eps1": 0.0, "weighted": True}),
     Limit("never splits, equal n", "cfl", {"warmup": 10**6}, {"equal": True}),
+    Limit("one cluster", "fielding", {"num_clusters": 1}),
     Limit("no rise of the error is drift", "feddrift", {"delta": 1.0, "period": 1}),
     # absent members' last models are averaged too: only full participation is FedAvg
     Limit("one cluster", "emdcfl", {"epsilon": 100.0}, parts=(1.0,)),

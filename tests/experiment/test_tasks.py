@@ -101,4 +101,14 @@ def test_what_does_not_fit_is_refused_in_one_line(options, message, tmp_path, ca
 def test_methods_that_read_classes_say_so():
     """What names labels in its file declares it."""
     declared = {name for name, cls in CATALOGUE.items() if cls().needs.classes}
-    assert declared == {"ccfl", "fedccfa", "feddrift", "fedrc", "fedsoft_async", "flexcfl", "flt", "pacfl"}
+    assert declared == {
+        "ccfl",
+        "fedccfa",
+        "feddrift",
+        "fedrc",
+        "fedsoft_async",
+        "fielding",
+        "flexcfl",
+        "flt",
+        "pacfl",
+    }

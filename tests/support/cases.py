@@ -38,6 +38,7 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
     ("fedfomo", {"num_models": 1, "epsilon": 1.0}),
     ("feddrift", {"period": 1, "delta": 0.4, "start": "own", "measure": "loss"}),
     ("feddrift", {"period": 1, "delta": 0.0, "variant": "eager"}),
+    ("fielding", {"num_clusters": 3, "theta": 0.0}),
     ("fedrc", {"variant": "emdcfl", "num_clusters": 2}),
     ("fedsac", {"variant": "emdcfl", "lam": 1.0}),
     ("fedsac", {"variant": "repo", "num_directions": 2}),
