@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numpy.testing import assert_allclose, assert_array_equal
-from support import byhand, toy
+from support import byhand, fake_device, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedbabu import FedBABU
@@ -190,6 +190,15 @@ def test_clients_whose_labels_mean_the_same_share_classifiers(tmp_path):
     for table in (head, anchors):
         assert_close(table, table[[0, 0, 0, 3, 3, 3]], rtol=0, atol=0)
         assert float((table[0] - table[3]).abs().max()) > 0.05
+
+
+def test_clients_on_a_device_align_to_the_same_numbers(tmp_path):
+    method = FedCCFA(align=0.5, align_from=1)
+    here = toy.run(method, toy.Tiny(), tmp_path / "here", steps=2, evaluate=False)
+    with fake_device.gpu(1 << 40):
+        there = toy.run(method, toy.Tiny(), tmp_path / "there", steps=2, evaluate=False)
+    for name, table in here.server.tables.items():
+        assert_close(there.server.tables[name], table)
 
 
 def test_a_head_without_a_row_for_each_class_is_refused():
