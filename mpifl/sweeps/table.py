@@ -32,7 +32,8 @@ from mpifl.experiment.table_layout import (
 from mpifl.results.metrics import over_runs
 
 CONFIDENCE = 0.95
-SHARES = ("accuracy_mean", "accuracy_worst")  # figures that lie between 0 and 100 %
+LIMITS = {"accuracy_mean": (0.0, 1.0), "accuracy_worst": (0.0, 1.0), "ari": (-1.0, 1.0)}  # ranges of figures
+UNLIMITED = (-np.inf, np.inf)
 MAX_FIXED = 1e15  # a larger figure is from a run that diverged
 NUMBER = re.compile(
     r"\s*(-?(?:\d++\.?\d*+|\.\d++)(?:[eE][-+]?\d+)?)(?!,\d)"
@@ -74,7 +75,7 @@ class Cell:
     interval: str = ""
     deviation: str = SAMPLE
     seeds: int = 1
-    limits: tuple[float, float] = (-np.inf, np.inf)
+    limits: tuple[float, float] = UNLIMITED
 
     @property
     def measured(self) -> str:
@@ -166,16 +167,9 @@ def _line(table: TableConfig, group: str, labels: tuple[str, ...], results: Sequ
     for figure, published in zip(table.figures.values(), texts, strict=True):
         values = [result.values.get(figure.of) for result in results]
         shown = tuple(figure.scaled(v) for v in values if v is not None)
+        low, high = map(figure.scaled, LIMITS.get(figure.of, UNLIMITED))
         cells.append(
-            Cell(
-                published,
-                shown,
-                figure.digits,
-                table.interval,
-                figure.deviation,
-                len(results),
-                (0.0, 100.0) if figure.percent and figure.of.startswith(SHARES) else (-np.inf, np.inf),
-            )
+            Cell(published, shown, figure.digits, table.interval, figure.deviation, len(results), (low, high))
         )
     return Line(group, labels, tuple(cells), len(results), better=results[0].better)
 

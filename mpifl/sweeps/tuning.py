@@ -23,12 +23,13 @@ from mpifl.core.case_names import LEFT_OUT, label_among, label_of, labels_of
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.files import write_atomically
 from mpifl.experiment import loader
+from mpifl.experiment.schema import REPLACE
 from mpifl.experiment.table_layout import COLUMNS, METRIC, ROWS, SEED, TuneConfig
 from mpifl.results.reader import load
 
 from . import sweep as sweeps
 from .cases import ALL, Part, cases, unchecked_cases, with_configurations
-from .results import is_complete, result_of
+from .results import check_case, is_complete, is_sweep, result_of
 
 SUFFIX = "-tuning"  # of the name of the first stage
 CHOICES_FILE = "choices.csv"  # in its folder: every candidate, its figure, and whether it was chosen
@@ -176,6 +177,9 @@ def choose(
         tree: the configuration of the sweep.
         tune: its section `tune`.
         folder: folder of the first stage.
+
+    Raises:
+        UserError: a candidate's run has other settings, or was computed with other files or code of the user.
     """
     by_label = {candidate.label: candidate for candidate in candidates(tune)}
     found: dict[tuple[str, str], list[tuple[float, Candidate]]] = {}
@@ -186,6 +190,7 @@ def choose(
         if not is_complete(case, folder):
             unfinished.add(place)
             continue
+        check_case(case, folder)
         result = result_of(case.labels, load(case.folder(folder)))
         value = result.values.get(CHOSEN_BY, float("nan"))
         score = value * (result.better or 1)
@@ -241,7 +246,8 @@ def sweep(
     if tune is None:
         return sweeps.sweep(lambda: own, transport, quiet, part, jobs, keep_going)
     trial, rest = first_stage(own, tune), _part_of_first(part, tune)
-    folder = sweeps.sweep(lambda: trial, transport, quiet, rest, jobs, keep_going)
+    if (folder := on_server(transport, lambda: _complete(trial, rest))) is None:
+        folder = sweeps.sweep(lambda: trial, transport, quiet, rest, jobs, keep_going)
     rest, begun = replace(rest, share=(1, 1)), on_server(transport, lambda: _id_of(folder, trial))
     trial, own = (loader.merged(one, {"output": {"id": begun}}) for one in (trial, own))
     while on_server(transport, lambda: bool(_left(trial, rest, folder))):
@@ -269,6 +275,17 @@ def _part_of_first(part: Part, tune: TuneConfig) -> Part:
         labels = [c.label for c in candidates(tune) if label_of(c.row) in wanted or c.row in wanted]
         only = {**only, ROWS: labels} if labels else {k: v for k, v in only.items() if k != ROWS}
     return replace(part, only=only)
+
+
+def _complete(trial: Mapping[str, Any], part: Part) -> Path | None:
+    """Return the folder of the first stage if all candidates of a part are complete; else None."""
+    every = unchecked_cases(with_configurations(trial))
+    output = every[0].output
+    if output.id is None or output.existing == REPLACE:
+        return None
+    folder = Path(output.folder) / f"{trial['name']}-{output.id}"
+    left = any(not is_complete(case, folder) for case in part.chosen(every))
+    return folder if is_sweep(folder) and not left else None
 
 
 def _id_of(folder: Path | None, trial: Mapping[str, Any]) -> str:

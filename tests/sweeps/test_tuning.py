@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,13 @@ def test_some_rows_need_their_own_candidates_only(tmp_path):
     assert len(choices(folder)) == 8
 
 
+def test_candidates_that_ran_with_other_settings_are_not_taken(tmp_path):
+    part = Part.of(["rows=IFCA", "columns=few", "seed=0"])
+    tuned(tmp_path, "--output.id", "x", part=part)
+    with pytest.raises(UserError, match=r"local\.batch_size = 7: the run in"):
+        tuned(tmp_path, "--output.id", "x", "--local.batch_size", "7", part=part)
+
+
 def test_without_an_id_both_stages_share_the_one_that_the_first_makes(tmp_path):
     folder = tuned(tmp_path, part=Part.of(["rows=IFCA", "columns=few", "seed=0"]))
     assert {path.name for path in folder.parent.iterdir()} == {
@@ -211,10 +219,15 @@ def test_rows_that_a_group_leaves_out_are_not_ranked():
     assert "Not ranked, because a group has no such row: w" in ranks
 
 
-def test_intervals_of_accuracies_end_at_100_percent():
-    table = from_tree(TableConfig, {**FIGURES, "interval": "t"})
-    assert "| x | 98.00 [" in (text := markdown(table, found(A_x=[0.97, 0.99])))
-    assert ", 100.00]" in text
+def test_intervals_end_at_the_range_of_a_figure():
+    figures = {**FIGURES["figures"], "ARI": {"of": "ari"}, "s": {"of": "wall_seconds"}}
+    table = from_tree(TableConfig, {**FIGURES, "figures": figures, "interval": "t"})
+    values = [{"accuracy_mean": a, "ari": a, "wall_seconds": a} for a in (0.97, 0.99)]
+    results = [Result({"rows": "x", "seed": str(i)}, one) for i, one in enumerate(values)]
+    text = markdown(table, results)
+    assert re.search(
+        r"\| x \| 98.00 \[[\d.]+, 100.00\] \| 0.98 \[[\d.]+, 1.00\] \| 0.98 \[[\d.]+, 1.11\]", text
+    )
 
 
 @pytest.mark.parametrize("published", [{}, {"A": {"x": [50]}}])
