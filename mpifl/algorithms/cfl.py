@@ -15,6 +15,9 @@ repeats this in later visits until it reaches a leaf. These visits enter no aver
 evaluated with w_c, and all clients waiting there are labelled as one cluster. The authors' code has full
 participation, and keeps each client's optimiser (`local.keep_optimizer`).
 
+Beyond the paper: with `max_age`, the criterion and the cut look at the last update of every client of the
+cluster, so that clients that are absent move with their half, and a cluster may split at a single arrival.
+
 Norms and cosines are over parameters. Variant `emdcfl` follows the EMD-CFL repository: updates are those of
 whole state dicts, including running statistics and batch counters (`num_batches_tracked`); averages are
 weighted by samples; the first split can occur in round 2. The counters grow by the number of steps. This
@@ -34,7 +37,17 @@ import torch
 from mpifl.clustering.distances import cosine_matrix
 from mpifl.clustering.partitions import bipartition, last_uploads
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, ComparedUploads, Key, Needs, PlainVisit, PlainVisits, Plan
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    ComparedUploads,
+    Key,
+    Needs,
+    PlainVisit,
+    PlainVisits,
+    Plan,
+    RememberedUploads,
+)
 from mpifl.core.metric import least
 from mpifl.core.mixing import Mixing
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt
@@ -43,7 +56,7 @@ from mpifl.training.evaluation import counter_weight, state_change
 
 
 @dataclass(frozen=True)
-class CFL(ComparedUploads, PlainVisits, Algorithm):
+class CFL(ComparedUploads, RememberedUploads, PlainVisits, Algorithm):
     """K grows by splits; table `update` holds updates of split clusters, for clients still to be placed.
 
     Attributes:
@@ -51,13 +64,15 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
             depends on the model).
         eps2: a cluster splits only if the largest norm of a member's update is above this value (absolute,
             likewise).
-        warmup: rounds before the first split; None: 20, or 1 for variant `emdcfl`.
+        warmup: server steps before the first split; None: 20, or 1 for variant `emdcfl`.
         linkage: `complete` (authors' code) or `single` (paper).
         gamma_max: a bound in [0, 1] requires gamma_max < sqrt((1 - alpha_cross) / 2) for a split, with
             alpha_cross the largest cosine between the two halves; -1 takes the largest relative deviation
             gamma_i of an update from the mean of its half; None: no such test.
         weighted: average updates by samples; otherwise with equal weights. None: by samples only for variant
             `emdcfl`.
+        max_age: oldest update that decides on splits, in server steps since the model that it was computed
+            from; 0: those of the step only; null: the last one of each client.
         variant: `paper`, or `emdcfl` (updates of whole state dicts, `warmup` 1, `weighted` true).
     """
 
@@ -67,6 +82,7 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
     linkage: Literal["complete", "single"] = "complete"
     gamma_max: float | None = None
     weighted: bool | None = None
+    max_age: NonNegativeInt | None = 0
     variant: Literal["paper", "emdcfl"] = "paper"
 
     paper = "sattler2020clustered"
@@ -75,6 +91,8 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
     needs = Needs(averages=True)
     gram = "update"
     row_distance = "update"
+    remembered = "update"
+    mixes_remembered = False  # only compared
     statistics = ("update",)  # kept one by one, to compare absent clients with
 
     def __post_init__(self) -> None:
@@ -125,7 +143,8 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
         own, parent = assign[notes.client], list(range(len(server.tables["model"])))  # [m]
         children, cached = state["children"].tolist(), state["cached"].tolist()
         waits = np.array([children[c][0] >= 0 for c in own])  # trained from a model that was split
-        for i in np.flatnonzero(waits):
+        placed = np.flatnonzero(waits & notes.fresh)
+        for i in placed:
             assign[notes.client[i]] = children[own[i]][_nearer(state, notes["row_distance"][i], own[i])]
         new, uploads = np.where(waits, -1, own), list[int]()  # row of each upload; uploads to cache
         last = last_uploads(notes.client)  # a client may occur twice in a buffer
@@ -149,7 +168,7 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
                 cached += [[node, int(s)] for s in side]
         by_samples = self.variant == "emdcfl" if self.weighted is None else self.weighted
         n = notes.num_samples.astype(float) if by_samples else np.ones(len(notes))
-        weights = (np.arange(len(parent))[:, None] == new[None]) * n
+        weights = (np.arange(len(parent))[:, None] == new[None]) * (n * notes.fresh)
         weights = weights / np.maximum(weights.sum(1, keepdims=True), 1e-300)
         keep = np.eye(len(server.tables["model"]))[parent]  # a child starts from its parent's row
         mixings = [Mixing(weights, keep=keep, of="delta")]

@@ -77,6 +77,11 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
     gram = "model"
     row_distance = "model"
 
+    @property
+    def mixes_remembered(self) -> bool:
+        """Whether absent clients count in the centres: not under `flexcfl`."""
+        return self.variant != "flexcfl"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         remedy = f"has no effect under variant {self.variant}; use variant flt"

@@ -6,7 +6,8 @@ from the shared model, P = (metric, linkage, threshold).
 
 Our reading: the clustered updates are averaged inside the new clusters in the same round. The paper asks all
 clients for an update in that round; here absent clients stay together with the shared model and continue with
-FedAvg among themselves. The paper's third metric, L1, is left out: it would need all updates in one place.
+FedAvg among themselves, unless `max_age` lets their last updates count. The paper's third metric, L1, is left
+out: it would need all updates in one place.
 """
 
 from __future__ import annotations
@@ -21,21 +22,33 @@ import numpy as np
 from mpifl.clustering.distances import cosine_matrix, squared_distances
 from mpifl.clustering.partitions import agglomerative, last_uploads
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, ComparedUploads, Needs, Notes, PlainVisit, PlainVisits, Plan, Server
+from mpifl.core.method import (
+    Algorithm,
+    ComparedUploads,
+    Needs,
+    Notes,
+    PlainVisit,
+    PlainVisits,
+    Plan,
+    RememberedUploads,
+    Server,
+)
 from mpifl.core.mixing import by_cluster
 from mpifl.core.options import NonNegativeInt, NumModelsOrZero, PositiveFloat
 
 
 @dataclass(frozen=True)
-class FLHC(ComparedUploads, PlainVisits, Algorithm):
+class FLHC(ComparedUploads, RememberedUploads, PlainVisits, Algorithm):
     """One row, then one per cluster (and the shared model, if somebody was absent).
 
     Attributes:
-        rounds_before: n, rounds of FedAvg before the clustering.
+        rounds_before: n, server steps of FedAvg before the clustering.
         threshold: where the hierarchy is cut: a distance of updates (euclidean) or 1 - cosine.
         num_clusters: cut the hierarchy into this many clusters instead; 0: cut at `threshold`.
         metric: `euclidean` or `cosine`.
         linkage: `average`, `complete`, `single` or `ward`.
+        max_age: oldest update that is clustered, in server steps since the model that it was computed from;
+            0: those of the step only; null: the last one of each client.
     """
 
     rounds_before: NonNegativeInt = 10
@@ -43,11 +56,14 @@ class FLHC(ComparedUploads, PlainVisits, Algorithm):
     num_clusters: NumModelsOrZero = 0
     metric: Literal["euclidean", "cosine"] = "euclidean"
     linkage: Literal["single", "complete", "average", "ward"] = "average"
+    max_age: NonNegativeInt | None = 0
 
     paper = "briggs2020federated"
     changes = MappingProxyType({"delta": "model"})
     needs = Needs(averages=True)
     gram = "delta"
+    remembered = "delta"
+    mixes_remembered = False  # only clustered
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,7 +91,7 @@ class FLHC(ComparedUploads, PlainVisits, Algorithm):
             assign = np.full(len(assign), labels.max() + 1)
             assign[notes.client[last]] = labels
             keep = np.ones((assign.max() + 1, 1))  # all start from the shared model
-        updates = by_cluster(assign[notes.client], len(keep), notes.num_samples, of="delta")
+        updates = by_cluster(assign[notes.client], len(keep), notes.num_samples * notes.fresh, of="delta")
         return Plan([replace(updates, keep=keep)], assign=assign)
 
     def _labels(self, gram: np.ndarray) -> np.ndarray:

@@ -38,6 +38,11 @@ class RelatedClients(NewClients, PlainVisits, RememberedUploads, Algorithm, ABC)
     num_clusters: NumModelsOrZero = 0
     all_clients: bool = True
 
+    @property
+    def mixes_remembered(self) -> bool:
+        """Whether absent clients count."""
+        return self.all_clients
+
     def __post_init__(self) -> None:
         super().__post_init__()
         remedy = "has no effect under case full; use case ward, or 0"

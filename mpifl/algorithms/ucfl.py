@@ -14,7 +14,8 @@ for one stream, the mean of all rows of W, and for m), and leaves c open; the re
 c(k, s) = s - stream_cost k, so that `stream_cost` is the silhouette that each additional stream must gain;
 `tradeoff` replaces c by a function of yours. Beyond the paper: under partial participation weights are
 normalised over the clients that take part, and with one mixture per user the rows of absent users stay
-unchanged.
+unchanged. With `max_age` the last models of absent clients are mixed too, into all rows: what the paper's
+rounds of all clients become where uploads arrive one by one.
 """
 
 from __future__ import annotations
@@ -44,17 +45,18 @@ from mpifl.core.method import (
     PlainVisit,
     PlainVisits,
     Plan,
+    RememberedUploads,
     chosen_rows,
 )
 from mpifl.core.mixing import componentwise, own_rows, rows
-from mpifl.core.options import AtMostClients, NonNegativeFloat, PositiveFloat, Remedy
+from mpifl.core.options import AtMostClients, NonNegativeFloat, NonNegativeInt, PositiveFloat, Remedy
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
 KMEANS_SEED = 1  # the repository's
 
 
 @dataclass(frozen=True)
-class UCFL(OneShotStatistics, PlainVisits, Algorithm):
+class UCFL(OneShotStatistics, RememberedUploads, PlainVisits, Algorithm):
     """N rows, or as many as there are streams.
 
     Attributes:
@@ -66,6 +68,8 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
         stream_cost: cost of a stream in units of the silhouette, in c(k, s) = s - stream_cost k.
         tradeoff: function that replaces c(k, s) = s - stream_cost k, `file.py:name` or
             `package.module:name`.
+        max_age: oldest model of an absent client that is mixed, in server steps since the rows that it was
+            trained from; 0: models of the step only; null: the last one of each client.
     """
 
     streams: Annotated[
@@ -76,12 +80,12 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
     parallel: bool = False
     stream_cost: NonNegativeFloat = 0.0
     tradeoff: str | None = None
+    max_age: NonNegativeInt | None = 0
 
     paper = "mestoukirdi2023user"
     asks = ("gradient",)
     statistics_gram = "gradient"
     statistics_from = ("noise_batch",)
-    needs = Needs(min_cohort=2, row_per_client=True)
     downloads = Downloads(serves="own")
 
     def __post_init__(self) -> None:
@@ -91,6 +95,11 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
         require(self.streams == -1 or self.tradeoff is None, "tradeoff", self.tradeoff, remedy)
         remedy = "replaces stream_cost; use one of the two"
         require(self.tradeoff is None or not self.stream_cost, "tradeoff", self.tradeoff, remedy)
+
+    @property
+    def needs(self) -> Needs:
+        """Several models to mix, unless those of earlier steps are."""
+        return Needs(min_cohort=2 if self.max_age == 0 else 1, row_per_client=True)
 
     @property
     def traffic_depends_on(self) -> str:

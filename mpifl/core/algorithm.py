@@ -24,6 +24,7 @@ from .capabilities import (
     PlainVisit,
     PlainVisits,
     PlannedRun,
+    RememberedUploads,
     ServerEvaluation,
     declared,
     hooks_of,
@@ -230,8 +231,13 @@ class Algorithm(Options, ABC):
 
     @property
     def capabilities(self) -> frozenset[type[Capability]]:
-        """The capabilities in use. Default: those that the class inherits from."""
-        return declared(type(self))
+        """The capabilities in use. Default: those that the class inherits from.
+
+        A method whose `max_age` is 0 remembers no uploads.
+        """
+        found = declared(type(self))
+        forgets = RememberedUploads in found and vars(self).get("max_age") == 0
+        return found - {RememberedUploads} if forgets else found
 
     # -- a round
 

@@ -149,11 +149,24 @@ class NewClients(OneShotStatistics):
 class RememberedUploads(Capability):
     """The last upload of a client that does not take part counts in later steps too. FLT, FeSEM, EMD-CFL.
 
+    Each step gets the reports of both, `Notes.fresh` and `Notes.staleness` tell them apart. Methods that only
+    compare the uploads of a step (CFL) need it where a step has a single one (`policy: every_arrival`).
+
     Attributes:
         remembered: name of the upload that the server keeps; the other uploads of the visit are kept, too.
+        max_age: server steps, from the rows that it was trained on, after which an upload that is remembered
+            no longer counts; None: it always does; 0: none is remembered.
+        mixes_remembered: whether remembered uploads enter rows, which are then means over many clients in
+            every step, so that no policy damps it; otherwise they are only compared.
     """
 
     remembered: ClassVar[str] = "model"
+    max_age: int | None = None
+
+    @property
+    def mixes_remembered(self) -> bool:
+        """True, unless a method says otherwise."""
+        return True
 
 
 class ComparedUploads(Capability):
@@ -448,6 +461,11 @@ def hooks_of(algorithm: HasCapabilities, capability: type[C]) -> C:
     """Return an algorithm that uses a capability, typed by the hooks of the capability."""
     assert capability in algorithm.capabilities, f"{capability.__name__} is not used"
     return cast(C, algorithm)
+
+
+def mixes_remembered(algorithm: HasCapabilities) -> bool:
+    """Return whether remembered uploads enter the rows of a method (`RememberedUploads`)."""
+    return uses(algorithm, RememberedUploads) and hooks_of(algorithm, RememberedUploads).mixes_remembered
 
 
 def upload_named(algorithm: HasCapabilities, capability: type[Capability], role: str) -> str | None:

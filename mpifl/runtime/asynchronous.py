@@ -24,7 +24,14 @@ from mpifl.aggregation.update_filter import UpdateFilters
 from mpifl.comm.single import Single
 from mpifl.comm.task_pool import RecoveringPool, Task, task_loop
 from mpifl.comm.transport import RankLost
-from mpifl.core.capabilities import ServerEvaluation, uses
+from mpifl.core.capabilities import (
+    RememberedUploads,
+    SecondLook,
+    ServerEvaluation,
+    hooks_of,
+    mixes_remembered,
+    uses,
+)
 from mpifl.core.devices import message_on
 from mpifl.core.metric import with_figures
 from mpifl.core.parameters import Layout, Part
@@ -40,18 +47,18 @@ from mpifl.simulation.sampling import Sampler
 from mpifl.simulation.staleness import damp
 from mpifl.simulation.visits import Visit
 from mpifl.traffic.encoding import download_bytes, time_stamp_bytes
+from mpifl.traffic.ledger import count_numbers
 
 from .engine import END, Engine, Evaluated, EvaluationSchedule, Observe, Record, regroup
+from .exchange import Found
 from .hook_errors import Dropped
-from .protocol import ClientTask, GatheredReports, ReportHeader, weighted_mean
+from .kept_uploads import Arrival, KeptUploads, Row
+from .protocol import ClientTask, GatheredReports, LookPlan, weighted_mean
 from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, needs_workers, save
 from .server_step import Aggregator, MpiAggregator, ServerStep, Uploads
 from .upload_size import UploadSizes
-from .worker import SingleVisit
 
 T = TypeVar("T")
-Row = dict[str, Any]  # of events.csv
-VisitHeader = tuple[ClientTask, int, int]  # a task, the server step it belongs to, the version it reads
 SPREAD = "_before"  # suffix of visit metrics whose standard deviation over clients is reported too
 
 
@@ -127,20 +134,45 @@ class AsyncStats:
 
 
 @dataclass(frozen=True)
-class Arrival:
-    """An upload that has reached the server.
+class TrainingTask:
+    """A visit, for a worker; its rows travel with it.
 
     Attributes:
-        visit: the visit that made it.
-        header: report of the visit, without vectors.
-        vectors: upload -> components [C, d].
-        row: its row of `events.csv`; `weight` and `accepted` are filled in when the server steps.
+        task: client, visit, and the rows that it reads.
+        step: the server step that it belongs to.
+        version: the version of the rows.
     """
 
-    visit: Visit
-    header: ReportHeader
-    vectors: Mapping[str, torch.Tensor]
-    row: Row
+    task: ClientTask
+    step: int
+    version: int
+
+    @property
+    def client(self) -> int:
+        """The client."""
+        return self.task.client
+
+
+@dataclass(frozen=True)
+class LookTask:
+    """What one client does in a second look, for a worker; its uploads travel with it.
+
+    Attributes:
+        looks: who looks at whom.
+        place: the client's place in the step.
+        step: the server step.
+        shapes: upload -> its shape.
+    """
+
+    looks: LookPlan
+    place: int
+    step: int
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def client(self) -> int:
+        """The client."""
+        return int(self.looks.clients[self.place])
 
 
 class LocalAggregator:
@@ -235,6 +267,11 @@ class AsynchronousEngine(Engine):
         self.samples: dict[int, int] = {}  # training samples of each client's last visit
         layout, filters = server_step.problem.layout, server_step.config.filters
         self.aggregator: Aggregator = LocalAggregator(layout, not policy.single_upload, filters)
+        self.kept: KeptUploads | None = None
+        if uses(server_step.algorithm, RememberedUploads):
+            self.kept = KeptUploads(hooks_of(server_step.algorithm, RememberedUploads).max_age)
+        weighs = server_step.algorithm.needs.weighs_staleness
+        self.damps = not (weighs or mixes_remembered(server_step.algorithm))
         self.start, self.evaluation_time = now(), np.zeros(2)  # real and processor seconds
         self.served = np.zeros((server_step.transport.size, 2))  # for each rank: idle seconds, all seconds
         self.last_served: tuple[float, float] | None = None  # the same of this worker, before a command
@@ -247,14 +284,15 @@ class AsynchronousEngine(Engine):
             return None
         pool = RecoveringPool(
             server_step.transport,
-            self._visit,
+            self._work,
             lambda: regroup(server_step),
-            lambda task: server_step.scheduler.candidates(task.header[0].client),
+            lambda task: server_step.scheduler.candidates(task.header.client),
         )
         server = self._begin(pool, saved)
 
         def received() -> int:
-            return self.dispatcher.num_started - len(pool.tasks) + len(pool.finished())
+            left = sum(number >= 0 for number in (*pool.tasks,))
+            return self.dispatcher.num_started - left + len(pool.finished())
 
         rounds = doing(ROUND, self.num_steps, first=server.version, main=True)
         with rounds as stage, doing("training", unit="visits", count=received):
@@ -346,7 +384,7 @@ class AsynchronousEngine(Engine):
         }
         while command != END:
             try:
-                last = task_loop(server_step.transport, self._visit, server_step.watch)
+                last = task_loop(server_step.transport, self._work, server_step.watch)
                 self.last_served, command = (last.idle, last.seconds), last.name
                 if command == STOP:
                     barrier()  # the first rank that leaves removes the state that clients keep
@@ -357,15 +395,21 @@ class AsynchronousEngine(Engine):
                 command = ""
                 regroup(server_step)
 
-    def _visit(
-        self, header: VisitHeader, vectors: Mapping[str, torch.Tensor]
-    ) -> tuple[SingleVisit, dict[str, torch.Tensor]]:
-        task, step, version = header
-        self.server_step.config.timeline.at_step(step)
+    def _work(
+        self, header: TrainingTask | LookTask, vectors: Mapping[str, torch.Tensor]
+    ) -> tuple[Any, dict[str, torch.Tensor]]:
+        """Return the result of a task; see `task_loop`."""
+        self.server_step.config.timeline.at_step(header.step)
+        worker = self.server_step.worker
+        self.server_step.config.give_back()
+        if isinstance(header, LookTask):
+            with self.server_step.watch("report", header.client):
+                uploads = {name: vectors[name].reshape(shape) for name, shape in header.shapes.items()}
+                return worker.run_look(header.looks, header.place, header.step, uploads), {}
+        task = header.task
         with self.server_step.watch("visits", task.client, task.visit):
-            message = Message(vectors, task.reads, version, step)
-            self.server_step.config.give_back()
-            return self.server_step.worker.run_visit(task, message)
+            message = Message(vectors, task.reads, header.version, header.step)
+            return worker.run_visit(task, message)
 
     # -- at the server ---------------------------------------------------------------------------------------
 
@@ -391,7 +435,7 @@ class AsynchronousEngine(Engine):
                     waiting.append(arrival)
                 if self.dispatcher.server_steps(visit, len(waiting)):
                     with self.server_step.config.timeline.command("step"):
-                        server = self._step(server, waiting)
+                        server = self._step(server, waiting, pool)
                     over = self._record(server, waiting, pool, observe) or server.version >= self.num_steps
                     waiting = []
                     if not over:
@@ -425,11 +469,10 @@ class AsynchronousEngine(Engine):
             self.upload_sizes.expected[k] = up
         visit = self.dispatcher.begin(k, v, version, down, up)
         vectors = {name: rows_read(server, name, which) for name, which in reads.items()}
-        header = (ClientTask(0, k, v, reads), step, version)
-        self._submit(pool, visit, header, vectors)
+        self._submit(pool, visit, TrainingTask(ClientTask(0, k, v, reads), step, version), vectors)
 
     def _submit(
-        self, pool: RecoveringPool, visit: Visit, header: VisitHeader, vectors: Mapping[str, torch.Tensor]
+        self, pool: RecoveringPool, visit: Visit, header: TrainingTask, vectors: Mapping[str, torch.Tensor]
     ) -> None:
         ranks = tuple(self.server_step.scheduler.candidates(visit.client))
         pool.submit(Task(visit.number, visit.due, header, vectors, ranks))
@@ -461,37 +504,114 @@ class AsynchronousEngine(Engine):
             self.stats.add(arrival.row["staleness"], accepted=False)
         return refused
 
-    def _step(self, server: Server, arrivals: list[Arrival]) -> Server:
-        """Return the server after a step with the uploads that have arrived, ordered by (client, visit)."""
-        step, damps = self.server_step, not self.server_step.algorithm.needs.weighs_staleness
+    def _counted(
+        self, server: Server, arrived: Sequence[Arrival]
+    ) -> tuple[Sequence[Arrival], Sequence[Arrival]]:
+        """Return the uploads that count in a step: those that have arrived, and those that are remembered.
+
+        Where remembered uploads enter rows, the last upload of a client that has sent several counts.
+        """
+        if self.kept is None:
+            return arrived, ()
+        last = {a.visit.client: a for a in arrived}
+        new = [a for a in arrived if self.damps or last[a.visit.client] is a]
+        return new, self.kept.counting(server.version, last)
+
+    def _look(
+        self, server: Server, new: Sequence[Arrival], old: Sequence[Arrival], pool: RecoveringPool
+    ) -> tuple[list[Arrival], list[Arrival]]:
+        """Return the uploads of a step with what their clients found when they looked at each other.
+
+        A client whose look fails counts with its upload before, if there is one. The exchange takes no time
+        on the run's clock.
+
+        Args:
+            server: the server before the step.
+            new: uploads that have arrived.
+            old: uploads that are remembered.
+            pool: runs the looks.
+        """
+        step, number = self.server_step, server.version + 1
+        arrivals = sorted((*new, *old), key=lambda a: a.place)
+        clients = np.array([a.visit.client for a in arrivals])
+        fresh = np.array([a.header.fresh for a in arrivals])
+        visits = np.array([a.visit.visit for a in arrivals])
+        if hooks_of(step.algorithm, SecondLook).at_server:
+            visits[:] = 0
+        looks = LookPlan(clients, visits, np.zeros_like(clients), step.hooks.pairs(server, clients, fresh))
+        asking = [i for i in range(len(arrivals)) if looks.asks(i)]
+        for i in asking:
+            a = arrivals[i]
+            task = LookTask(looks, i, number, a.header.shapes)
+            ranks = tuple(step.scheduler.candidates(a.visit.client))
+            pool.submit(Task(-1 - i, -inf, task, a.vectors, ranks))
+        found, failed = dict[int, Found](), dict[int, Dropped]()
+        for i in asking:
+            with step.watch("wait"):
+                (made, computed), _ = pool.result(-1 - i)
+            step.computation.add(number, computed)
+            if isinstance(made, Dropped):
+                failed[i] = made
+                continue
+            found[i] = made
+            sizes = {name: count_numbers(value) for name, value in made.notes.items()}
+            for name, size in sizes.items() if fresh[i] else ():
+                step.ledger.add_up(number, name, int(clients[i]), size, note=True)
+            step.book_exchanges(number, made.exchanges)
+        out = list[Arrival]()
+        for i, a in enumerate(arrivals):
+            if i in found:
+                told = a.header.having(found[i].notes, found[i].findings, {})
+                out.append(replace(a, header=told))
+            elif i not in failed or not a.header.fresh:
+                out.append(a)
+            elif self.kept is not None and (before := self.kept.of(a.visit.client)) is not None:
+                out.append(before)
+        step.drop([*failed.values()], nobody=not out)
+        return [a for a in out if a.header.fresh], [a for a in out if not a.header.fresh]
+
+    def _step(self, server: Server, arrived: Sequence[Arrival], pool: RecoveringPool) -> Server:
+        """Return the server after a step with the uploads that have arrived, and those that are remembered.
+
+        Reports are ordered by (client, visit). A step in which every upload is left out is one without
+        reports.
+        """
+        step = self.server_step
         step.config.timeline.at_step(server.version + 1)
-        whose = [(a.visit.client, a.visit.visit) for a in arrivals]
-        places = sorted(range(len(arrivals)), key=whose.__getitem__)
-        arrivals = [arrivals[i] for i in places]
+        new, old = self._counted(server, arrived)
+        if uses(step.algorithm, SecondLook) and step.hooks.probes(server, server.version + 1):
+            new, old = self._look(server, new, old, pool)
+        everything = [*old, *new]  # in order of arrival
+        places = sorted(range(len(everything)), key=lambda i: everything[i].place)
+        arrivals = [everything[i] for i in places]
         headers = [replace(a.header, number=j) if j else a.header for j, a in enumerate(arrivals)]
-        lag = np.array([a.row["staleness"] for a in arrivals])
+        lag = np.array([a.age(server.version) for a in arrivals])
         uploads: dict[str, list[torch.Tensor]] = {}
         for a in arrivals:
             for name, vectors in a.vectors.items():
                 uploads.setdefault(name, []).extend(vectors.unbind())
         reports = step.reports_of(headers, lag, np.argsort(places))
         rows = {name: len(table) for name, table in server.tables.items()}
-        adjust = (lambda plan: damp(plan, self.policy.step_sizes(lag), rows)) if damps else None
+        adjust = (lambda plan: damp(plan, self.policy.step_sizes(lag), rows)) if self.damps else None
         result = step.advance(server, reports, uploads, self.aggregator, adjust)
         assert result is not None
-        plan, new = result.plan, result.server
+        plan, after = result.plan, result.server
         for j, a in enumerate(arrivals):
-            a.row["weight"] = largest_weight(plan, j, len(arrivals))
-            a.row["accepted"] = int(bool(plan.mixings) or not a.vectors)
+            if a.header.fresh:
+                a.row["weight"] = largest_weight(plan, j, len(arrivals))
+                a.row["accepted"] = int(bool(plan.mixings) or not a.vectors)
+                step.taken[a.visit.client] += 1  # a client may be there twice
+        for a in arrived:
             self.stats.add(a.row["staleness"], bool(a.row["accepted"]))
-            step.taken[a.visit.client] += 1  # a client may be there twice
+        if self.kept is not None:
+            self.kept.keep(new)
         self.on_arrivals(self.rows)
         self.rows = []
         step.commit()
         step.config.give_back()
-        self.servers[new.version] = new
-        self.servers.pop(new.version - self.policy.num_versions, None)
-        return new
+        self.servers[after.version] = after
+        self.servers.pop(after.version - self.policy.num_versions, None)
+        return after
 
     def _record(
         self, server: Server, arrivals: Sequence[Arrival], pool: RecoveringPool, observe: Observe
@@ -576,7 +696,7 @@ class AsynchronousEngine(Engine):
             found = []
             for k, serves in step.hooks.reads("serves", server, clients).items():
                 if k in tasks:
-                    vectors = served_of(tasks[k].header[0].reads, tasks[k].vectors, serves)
+                    vectors = served_of(tasks[k].header.task.reads, tasks[k].vectors, serves)
                 else:
                     vectors = {name: rows_read(server, name, which) for name, which in serves.items()}
                 if vectors is None:
@@ -647,6 +767,8 @@ class AsynchronousEngine(Engine):
         }
         if self.dispatcher.tick < inf:
             saved.values["tick"] = self.dispatcher.tick
+        if self.kept is not None:
+            self.kept.put(saved)
         self._put_visits(saved, pool)
         return saved
 
@@ -655,20 +777,26 @@ class AsynchronousEngine(Engine):
         names: dict[tuple[Any, ...], str] = {}
         visits = []
         for visit in sorted(self.clock.visits, key=lambda v: v.number):
-            task, step, version = pool.tasks[visit.number].header
+            header = pool.tasks[visit.number].header
             rows = {}
             for name, tensor in pool.tasks[visit.number].vectors.items():
                 which = (tensor.data_ptr(), *tensor.shape)
                 rows[name] = names.setdefault(which, f"read/{len(names)}")
                 saved.tensors[rows[name]] = tensor
             reads: dict[str, Any] = {}
-            for name, numbers in task.reads.items():
+            for name, numbers in header.task.reads.items():
                 reads[name] = numbers
                 if isinstance(numbers, np.ndarray):
                     reads[name] = f"mixture/{visit.number}/{name}"
                     saved.arrays[reads[name]] = numbers
             visits.append(
-                {"visit": asdict(visit), "step": step, "version": version, "reads": reads, "rows": rows}
+                {
+                    "visit": asdict(visit),
+                    "step": header.step,
+                    "version": header.version,
+                    "reads": reads,
+                    "rows": rows,
+                }
             )
         saved.values["visits"] = visits
 
@@ -683,6 +811,8 @@ class AsynchronousEngine(Engine):
         self.upload_sizes.load_state_dict(values["upload_sizes"])
         self.dispatcher.tick = values.get("tick", self.dispatcher.tick)
         self.stats.load_state_dict(values["tally"])
+        if self.kept is not None:
+            self.kept.load(saved)
         self.metrics = {k: m for k, m, _ in values["metrics"]}
         self.samples = {k: n for k, _, n in values["metrics"]}
         return server
@@ -695,7 +825,7 @@ class AsynchronousEngine(Engine):
             self.dispatcher.add(visit)
             task = ClientTask(0, visit.client, visit.visit, _reads(saved, about["reads"]))
             vectors = {name: saved.tensors[which] for name, which in about["rows"].items()}
-            self._submit(pool, visit, (task, about["step"], about["version"]), vectors)
+            self._submit(pool, visit, TrainingTask(task, about["step"], about["version"]), vectors)
         self.start = now() - np.array(saved.values["seconds"])
         self.evaluation_time = np.array(saved.values["judging"])
 

@@ -8,7 +8,7 @@ looks calls them all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -128,8 +128,27 @@ class PairedLooks:
             look.over_ranks(transport, exchange.distances == "server")
         else:
             look.here()
-        look.count_computation(transport)
+        failed = {*look.failed}
+        if self.config.drops:  # on any rank
+            failed.update(*look.told(transport, [*failed]))
+        look.count_computation(failed)
         return look.found, {i: dropped for i, (_, dropped) in look.failed.items() if i in uploads}
+
+    def run_one(
+        self, looks: LookPlan, place: int, step: int, uploads: Mapping[str, Vector]
+    ) -> Found | Dropped:
+        """Return what one client finds, without other ranks; see `run`.
+
+        Args:
+            looks: who looks at whom.
+            place: the client's place in the step.
+            step: number of the server step.
+            uploads: the client's uploads.
+        """
+        look = _Look(self.config, self.hooks, self.watch, looks, step, {place: uploads})
+        look.here()
+        look.count_computation({*look.failed})
+        return look.failed[place][1] if place in look.failed else look.found[place]
 
 
 class _Look:
@@ -237,11 +256,8 @@ class _Look:
         found.count(self._question, "down", them, question)
         found.count(self._answered, "up", them, answered)
 
-    def count_computation(self, transport: Transport) -> None:
-        """Count what this rank has computed for all looks that did not fail; every rank calls."""
-        failed = {*self.failed}
-        if self.config.drops:
-            failed.update(*self._told(transport, [*failed]))
+    def count_computation(self, failed: Collection[int]) -> None:
+        """Count what this rank has computed for the clients that look, without those that `failed`."""
         for i, computed in self._computed.items():
             if i not in failed:
                 self.config.clients.computation.add_all(computed)
@@ -277,7 +293,7 @@ class _Look:
             at_server: whether rank 0 compares; otherwise each rank does for its own clients.
         """
         looks, owners, rank = self.looks, self.looks.owners, transport.rank
-        asking = np.concatenate(self._told(transport, np.array([*self.uploads], np.int64)))
+        asking = np.concatenate(self.told(transport, np.array([*self.uploads], np.int64)))
         pairs = looks.matrix()
         for wave in asking_waves(owners, np.sort(asking), self.config.problem.layout.size):
             questions = dict[int, Question]()
@@ -290,7 +306,7 @@ class _Look:
                 i: (q.payload.shape, _shape(q.shown), q.notes if at_server else {})
                 for i, q in questions.items()
             }
-            told = {i: size for part in self._told(transport, sizes) for i, size in part.items()}
+            told = {i: size for part in self.told(transport, sizes) for i, size in part.items()}
             wave = wave[[i in told for i in wave.tolist()]]
             if not len(wave):
                 continue
@@ -300,7 +316,7 @@ class _Look:
                 block = [(i, j) for i in some.tolist() for j in those[pairs[i][those]].tolist()]
                 self._block(transport, block, questions, payloads, told, at_server)
 
-    def _told(self, transport: Transport, value: T) -> list[T]:
+    def told(self, transport: Transport, value: T) -> list[T]:
         """Return the values of all ranks."""
         with self.watch("wait"):
             told: list[T] = transport.allgather(value, "exchange")
@@ -375,7 +391,7 @@ class _Look:
             except _LeftOut as left:
                 faults.append((i, j, left.dropped))
         shapes = dict[tuple[Pair, int], Shape]()
-        for part, failures in self._told(transport, ({at: x.shape for at, x in made.items()}, faults)):
+        for part, failures in self.told(transport, ({at: x.shape for at, x in made.items()}, faults)):
             shapes |= part
             for fault in failures:
                 self._fail(*fault)

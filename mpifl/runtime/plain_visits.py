@@ -38,6 +38,7 @@ def in_one_call(config: StepConfig, tables: Tables, watch: Stopwatch) -> PlainVi
     if visit is None or config.stack > 1:
         return None
     remembered = upload_named(config.algorithm, RememberedUploads, "remembered")
+    remembered = remembered if config.synchronous else None  # else rank 0 remembers it
     return PlainVisitRunner(config, tables, watch, visit, remembered)
 
 

@@ -21,6 +21,7 @@ from .server_step import ServerStep
 
 SAVE, STOP = "save", "stop"  # commands: write a checkpoint; write one and end the run
 BOOKS = ("ledger", "computation")  # parts of the state of a server step that are arrays by name
+COUNTS = ("visits", "taken", "read")  # its arrays of one number for each client
 FileSums = dict[str, tuple[int, str]]  # file name -> (bytes, SHA-256)
 
 
@@ -81,13 +82,13 @@ class Saved:
         state = server_step.state_dict()
         for name in BOOKS:
             self.put_arrays(name, state.pop(name))
-        self.arrays |= {name: state.pop(name) for name in ("visits", "taken")}
+        self.arrays |= {name: state.pop(name) for name in COUNTS}
         self.values |= state
 
     def load_step_state(self, server_step: ServerStep) -> None:
         """Restore the state of the server step."""
         state: dict[str, Any] = {name: self.arrays_under(name) for name in BOOKS}
-        state |= {name: self.arrays[name] for name in ("visits", "taken")}
+        state |= {name: self.arrays[name] for name in COUNTS}
         server_step.load_state_dict({**self.values, **state})
 
 
@@ -191,7 +192,8 @@ def needs_workers(server_step: ServerStep) -> bool:
 def client_states(server_step: ServerStep) -> list[tuple[str, int, int]]:
     """Return (kind, client, visit) of all state that clients keep between visits; on rank 0."""
     algorithm = server_step.algorithm
-    kinds = ["state"] * algorithm.needs.client_state + ["upload"] * uses(algorithm, RememberedUploads)
+    remembers = uses(algorithm, RememberedUploads) and server_step.config.synchronous
+    kinds = ["state"] * algorithm.needs.client_state + ["upload"] * remembers
     kinds += ["optimizer"] * server_step.config.clients.keeps_optimizer
     kinds += server_step.config.filters.remembered
     visited = np.flatnonzero(server_step.visits).tolist() if kinds else []

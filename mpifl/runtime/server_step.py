@@ -52,6 +52,7 @@ from mpifl.traffic.ledger import TIME_STAMP, Ledger, StatisticsSize, is_among
 from .hook_errors import ClientError, Dropped, hook_name
 from .hooks import ServerHooks
 from .protocol import (
+    Exchanges,
     GatheredReports,
     LookPlan,
     ReportHeader,
@@ -240,6 +241,8 @@ class ServerStep:
         visits: number of visits of each client so far, int64 [N]; on rank 0.
         taken: number of each client's uploads that steps have used, int64 [N]: all except those that were too
             stale or did not arrive; on rank 0.
+        read: version of the rows that each client last trained in a synchronous step, int64 [N]; -1 before;
+            on rank 0.
         arrived: clients whose uploads arrived in the last synchronous step; on rank 0.
         dropped: visits that were left out; on rank 0.
         train_metrics: mean training metrics of the last step, from the clients' reports; on rank 0.
@@ -267,7 +270,7 @@ class ServerStep:
         self.ledger = Ledger(len(self.sizes), c.payload)
         self.computation = ComputationLedger(len(self.sizes))
         needs = c.algorithm.needs
-        keeps = needs.client_state or uses(c.algorithm, RememberedUploads)
+        keeps = needs.client_state or (c.synchronous and uses(c.algorithm, RememberedUploads))
         pinned = keeps or bool(c.filters.remembered) or c.clients.keeps_optimizer
         self.costs = visit_work(self.sizes[:, 0], c.effort)
         self.scheduler = Scheduler(
@@ -283,6 +286,7 @@ class ServerStep:
         self._host()
         self.visits = np.zeros(len(self.sizes), np.int64)
         self.taken = np.zeros(len(self.sizes), np.int64)
+        self.read = np.full(len(self.sizes), -1)
         self.arrived = np.zeros(0, np.int64)
         self.dropped: list[Dropped] = []
         self.train_metrics: dict[str, float] = {}
@@ -424,6 +428,7 @@ class ServerStep:
             "computation": self.computation.state_dict(),
             "visits": self.visits,
             "taken": self.taken,
+            "read": self.read,
             "dropped": [asdict(d) for d in self.dropped],
             **({"beginning": self._origins_as_lists()} if self.beginning else {}),
             **self.config.filters.state_dict(),
@@ -435,6 +440,7 @@ class ServerStep:
         self.computation.load_state_dict(state["computation"])
         self.visits = state["visits"].copy()
         self.taken = state["taken"].copy()
+        self.read = state["read"].copy()
         self.dropped = [Dropped(**d) for d in state["dropped"]]
         kept = state.get("beginning", {})
         self.beginning = {phase: {k: name for k, name in pairs} for phase, pairs in kept.items()}
@@ -483,6 +489,7 @@ class ServerStep:
                 return None
             took_part = result.notes.client[result.notes.fresh]
             self.visits[took_part] += 1
+            self.read[took_part] = batch.version
             self.arrived = took_part[~np.isin(took_part, self.config.filters.lost(batch.step, took_part))]
             self.taken[self.arrived] += 1
             self.config.filters.commit()
@@ -765,7 +772,7 @@ class ServerStep:
     def _train_batches(self, server: Server, who: RoundPlan) -> ScatteredTasks:
         step, clients = server.version + 1, who.cohort
         if uses(self.algorithm, RememberedUploads):
-            clients = np.union1d(who.cohort, np.flatnonzero(self.visits))
+            clients = np.union1d(who.cohort, self._remembered(server.version))
         fresh = is_among(clients, who.cohort)
         reads = self.hooks.reads("reads", server, clients[fresh])
         widths = {name: self.tables.width(name) for name in server.tables}
@@ -781,6 +788,12 @@ class ServerStep:
                 made = np.zeros(len(clients), np.int64)
             looks = partial(LookPlan, clients, made, pairs=self.hooks.pairs(server, clients, fresh))
         return self._batches(step, clients, reads, costs, server.version, fresh, compared, looks, who.work)
+
+    def _remembered(self, version: int) -> np.ndarray:
+        """Return the clients whose last uploads count in the step of a version, ascending."""
+        max_age = hooks_of(self.algorithm, RememberedUploads).max_age
+        counts = self.visits > 0
+        return np.flatnonzero(counts if max_age is None else counts & (version - self.read <= max_age))
 
     def _batches(
         self,
@@ -885,9 +898,13 @@ class ServerStep:
         self.train_metrics = mean_metrics(tables, lost)
         if not tables:  # Poisson sampling drew nobody, or all clients failed
             return None
-        none = np.zeros(sum(map(len, tables)), np.int64)
-        arrival = self.seed.of("arrival", batch.step).numpy().permutation(len(none))
-        return gathered_reports(tables, owners, none, hook_name(self.algorithm, hook), arrival)
+        lag = np.zeros(sum(map(len, tables)), np.int64)
+        numbers = np.sort(np.concatenate([table.number for table in tables]))
+        for table in tables:
+            if not table.fresh:
+                lag[np.searchsorted(numbers, table.number)] = batch.version - self.read[table.client]
+        arrival = self.seed.of("arrival", batch.step).numpy().permutation(len(lag))
+        return gathered_reports(tables, owners, lag, hook_name(self.algorithm, hook), arrival)
 
     def _gather_statistics(self, value: Any, rows: bytes) -> tuple[list[Any], list[memoryview]] | None:
         """Return the values and rows of all ranks, as `gather_rows` does; the rows come by `Gatherv`.
@@ -970,7 +987,12 @@ class ServerStep:
                     ledger.add_up(step, name, reports.client, sizes, note=True)
             if self.algorithm.needs.time_stamps:
                 ledger.add_up(step, TIME_STAMP, reports.client, 1, note=True)
-        for (kind, direction, client), (numbers, messages) in reports.exchanges.items():
+        self.book_exchanges(step, reports.exchanges)
+
+    def book_exchanges(self, step: int, exchanges: Exchanges) -> None:
+        """Book what clients have exchanged with peers in a second look, or have stored at the server."""
+        ledger = self.ledger
+        for (kind, direction, client), (numbers, messages) in exchanges.items():
             if direction == "up":
                 ledger.add_up(step, kind, client, numbers, messages=messages)
             else:

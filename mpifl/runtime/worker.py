@@ -151,7 +151,9 @@ class Worker:
     def __init__(self, config: StepConfig, tables: Tables, watch: Stopwatch) -> None:
         self.config, self.tables, self.watch = config, tables, watch
         self.hooks = ClientHooks(config.algorithm, config.clients.device)
-        self._remembered = upload_named(config.algorithm, RememberedUploads, "remembered")
+        # under asynchronous policies rank 0 remembers them
+        remembered = upload_named(config.algorithm, RememberedUploads, "remembered")
+        self._remembered = remembered if config.synchronous else None
         self._trained = upload_named(config.algorithm, RowUpdates, "trained")
         reused = self._remembered is not None or uses(config.algorithm, SecondLook)
         self._sums_only = config.sums.exact and not (reused or config.filters.in_main_memory)
@@ -583,13 +585,16 @@ class Worker:
             plain = self._run_plain_visit(task, message)
         if plain is not None:
             return SingleVisit(plain[0], computation.table), plain[1]
-        client = self.client(task.client, task.visit, message.step)
+        client, algorithm = self.client(task.client, task.visit, message.step), self.config.algorithm
+        stores = uses(algorithm, SecondLook) and hooks_of(algorithm, SecondLook).at_server and not task.visit
 
         def work() -> tuple[ReportHeader, Report]:
             report, sizes = self._train(client, task, self.config.filters.download(message, task.client))
             report = report_to_main_memory(report, self.config.clients.device)
             findings = self._inspect(task, report)
-            return self._header("local_update", task, report, sizes, findings), report
+            header = self._header("local_update", task, report, sizes, findings)
+            sent = stored(self.hooks, self.config, client) if stores else {}
+            return replace(header, exchanges=sent), report
 
         self.config.counter.begin()
         with self._downloads, self._counter.counting() as computation:
@@ -605,13 +610,30 @@ class Worker:
         self, task: ClientTask, message: Message
     ) -> tuple[ReportHeader, dict[str, torch.Tensor]] | None:
         """Return the result of `run_visit` for a visit that only trains; None if it does more, or fails."""
-        if self._plain is None or uses(self.config.algorithm, ServerEvaluation):
+        algorithm = self.config.algorithm
+        if self._plain is None or uses(algorithm, ServerEvaluation) or uses(algorithm, SecondLook):
             return None
         self.config.counter.begin()
         made = self._plain.run_visit(task, message)
         if made is not None:
             self.config.counter.advance()
         return made
+
+    def run_look(
+        self, looks: LookPlan, place: int, step: int, uploads: Mapping[str, torch.Tensor]
+    ) -> tuple[Found | Dropped, np.ndarray]:
+        """Return what one client finds that looks at its peers, and what was computed for it.
+
+        Args:
+            looks: who looks at whom.
+            place: the client's place in the step.
+            step: number of the server step.
+            uploads: the client's uploads, in the shapes in which it reported them.
+        """
+        at_server = hooks_of(self.config.algorithm, SecondLook).at_server
+        with self._counter.counting("server" if at_server else "statistics") as computation:
+            found = self.looks.run_one(looks, place, step, uploads)
+        return found, computation.table
 
     def _inspect(self, task: ClientTask, report: Report) -> Mapping[str, Any]:
         """Return what the server finds when it evaluates an upload on its own data."""

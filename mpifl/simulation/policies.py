@@ -15,7 +15,14 @@ import numpy as np
 from annotated_types import Interval
 
 from mpifl.core.algorithm import Algorithm
-from mpifl.core.capabilities import ComparedUploads, RememberedUploads, SecondLook, upload_named
+from mpifl.core.capabilities import (
+    ComparedUploads,
+    RememberedUploads,
+    declared,
+    mixes_remembered,
+    upload_named,
+    uses,
+)
 from mpifl.core.errors import UserError, catalogue, name_of, require
 from mpifl.core.federation import Federation
 from mpifl.core.options import (
@@ -274,7 +281,7 @@ class AsynchronousPolicy(Policy):
     Attributes:
         max_staleness: largest lag in server steps of an upload that the server accepts; null accepts all.
         rate: step size of an upload without lag, for methods that have no rule of their own for stale or
-            single uploads; see `staleness_a`.
+            single uploads and mix none that they remember; see `staleness_a`.
         staleness_a: exponent a by which the step size decreases with the lag, rate (1 + lag)^-a.
         refills: whether a client that comes back may start at once if a place is free.
     """
@@ -350,9 +357,6 @@ class AsynchronousPolicy(Policy):
         needs, name, policy = algorithm.needs, type(algorithm).__name__, name_of(self)
         if not self.single_upload:
             _refuse_single_uploads(self, algorithm)
-        remedy = f"{name} looks at all clients of a round at once; it runs under policy rounds only"
-        whole = {SecondLook, RememberedUploads} & algorithm.capabilities
-        require(not whole, "policy.name", policy, remedy)
         remedy = f"{name} with these options counts on rounds; it runs under policy rounds only"
         require(not needs.round_number, "policy.name", policy, remedy)
         remedy = f"{name} needs fresh uploads; use rounds or barrier"
@@ -361,11 +365,17 @@ class AsynchronousPolicy(Policy):
         late = self.max_staleness
         require(late is None or not needs.every_upload, "policy.max_staleness", late, remedy)
         remedy = f"{name} compares the uploads of a step; use policy rounds, barrier or buffer"
+        remembers = uses(algorithm, RememberedUploads)
+        if not remembers and RememberedUploads in declared(type(algorithm)):
+            remedy += ", or algorithm.max_age: null, which lets the last uploads of other clients count"
         several = needs.min_cohort > 1 or upload_named(algorithm, ComparedUploads, "gram")
-        require(not (several and self.single_upload), "policy.name", policy, remedy)
+        require(remembers or not (several and self.single_upload), "policy.name", policy, remedy)
         own = f"has no effect on {name}, which weighs stale uploads by options of its own; leave it out"
+        kept = f"has no effect on {name}, whose steps are means over the last uploads of many clients; "
+        kept += "leave it out"
         fresh = "has no effect where no upload is stale; leave it out"
         idle = {"rate": own, "staleness_a": own} if needs.weighs_staleness else {}
+        idle |= {"rate": kept, "staleness_a": kept} if mixes_remembered(algorithm) else {}
         idle |= {"staleness_a": fresh, "max_staleness": fresh} if self.fresh_uploads else {}
         for key, remedy in idle.items():
             value = getattr(self, key)

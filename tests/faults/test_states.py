@@ -11,6 +11,9 @@ from faults import halted
 from support import toy
 from support.cases import CASES, named
 
+from mpifl.algorithms.cfl import CFL
+from mpifl.algorithms.emdcfl import EMDCFL
+from mpifl.algorithms.fesem import FeSEM
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.clock import Replay, WallTime
@@ -102,8 +105,11 @@ EVENTS = {
     "waves in time": ("fedbuff", {"policy": Waves(every_s=0.7), "delay": SLOW, "participation": 0.67}),
     "client decides": ("local", {"policy": ClientDecides()}),
     "uploads that grow": ("fedfomo", {"policy": Barrier(), "network": Links(uplink_bytes_s=900.0)}),
-    "rows as numbers of NumPy": (Numbered, {"policy": EveryArrival(), "delay": SLOW}),
+    "rows as numbers of NumPy": (Numbered(), {"policy": EveryArrival(), "delay": SLOW}),
     "drawn staleness": ("fedasync", {"policy": DrawnStaleness(most=4)}),
+    "uploads that are compared": (CFL(1e9, 0.0, 2, max_age=None), {"policy": EveryArrival(), "delay": SLOW}),
+    "uploads that are mixed": (FeSEM(2), {"policy": Buffer(size=2), "delay": SLOW}),
+    "looks": (EMDCFL(epsilon=0.5), {"policy": EveryArrival(), "delay": SLOW}),
     "link": (
         "ifca",
         {
@@ -121,7 +127,7 @@ EVENTS = {
 def test_events_go_on_from_a_saved_state(name, at, tmp_path):
     """Visits under way at that moment are made again, from what they had read."""
     method, changes = EVENTS[name]
-    algorithm = CATALOGUE[method]() if isinstance(method, str) else method()
+    algorithm = CATALOGUE[method]() if isinstance(method, str) else method
     common = {"algorithm": algorithm, "federation": Growing(), "steps": 8, **changes}
     one = halted.run(folder=tmp_path / "one", at=-1, **common)
     first = halted.run(folder=tmp_path / "two", at=at, **common)

@@ -38,6 +38,7 @@ FEW = (  # on one process and on three ranks; all of them, also on other numbers
     ),
     *("ucfl-4", "compressed", "private", "secure", "partial-work", "median", "norm-bound"),
     *("drift", "drift-again", "drift-oracle", "drift-events"),
+    *("events-looks", "events-kept", "events-split"),
     *("scaffold-hosted", "ucfl-hosted", "fedbuff-hosted"),
     *("stopped-at-target", "stopped-without-patience"),
     *("own-metric", "own-module", "lora", "lora-products", "updates", "evaluated", "started"),

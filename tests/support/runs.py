@@ -133,6 +133,18 @@ RUNS: dict[str, list[str]] = {
         *("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}", *HALF, "--rounds", "5"),
         *("--drift", "{kind: concept, at: [2], gradual: 2, share: 0.5}"),
     ],
+    "events-looks": [
+        *("--algorithm", "{name: emdcfl, sample_cap: 32, epsilon: 0.05}", "--policy", "every_arrival"),
+        *("--rounds", "10", "--delay.name", "exponential", "--cohort_size", "4"),
+    ],
+    "events-kept": [
+        *("--algorithm", "{name: fesem, num_clusters: 2}", "--policy", "{name: buffer, size: 2}"),
+        *("--rounds", "5", "--delay.name", "exponential", "--cohort_size", "4"),
+    ],
+    "events-split": [
+        *("--algorithm", "{name: cfl, warmup: 2, eps1: 100, eps2: 0, max_age: 20}", "--rounds", "10"),
+        *("--policy", "every_arrival", "--delay.name", "exponential", "--cohort_size", "4"),
+    ],
     "fedbuff": [*("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}"), *HALF],
     "fedbuff-hosted": [*("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}", *HALF, *HOSTED)],
     "own-metric": [*HALF, "--evaluation.metrics", f"[{OWN}:top2, {OWN}:recalled, {OWN}:careless]"],
