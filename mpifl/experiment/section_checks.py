@@ -188,8 +188,6 @@ def check_newcomers(config: Config) -> None:
     who, once = late.share or list(late.groups), uses(algorithm, OneShotStatistics)
     remedy = "this method looks at its clients once, before training, and accepts none later; leave it out"
     require(not (who and once) or uses(algorithm, NewClients), "newcomers", who, remedy)
-    remedy = "this method takes statistics of newcomers at the start of a round; use policy rounds"
-    require(not (who and once) or policy.synchronous, "newcomers", who, remedy)
     if policy.joins_by_step:
         remedy = "newcomers join at a server step under this policy; use newcomers.joins"
         require(late.joins_s is None, "newcomers.joins_s", late.joins_s, remedy)
@@ -217,9 +215,7 @@ def check_recluster(config: Config) -> None:
         f"{name} takes no statistics of clients after training has begun; leave it out, or use another method"
     )
     require(uses(config.algorithm, NewClients), "recluster", value, remedy)
-    remedy = "statistics are taken at the start of a round; use policy rounds"
-    require(config.policy.synchronous, "recluster", value, remedy)
-    remedy = f"the run has {config.rounds} rounds; give fewer, or leave it out"
+    remedy = f"the run has {config.rounds} server steps; give fewer, or leave it out"
     require(again.every < config.rounds, "recluster.every", again.every, remedy)
     require(not again.at or again.at[-1] <= config.rounds, "recluster.at", list(again.at), remedy)
 

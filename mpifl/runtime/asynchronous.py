@@ -25,11 +25,13 @@ from mpifl.comm.single import Single
 from mpifl.comm.task_pool import RecoveringPool, Task, task_loop
 from mpifl.comm.transport import RankLost
 from mpifl.core.capabilities import (
+    OneShotStatistics,
     RememberedUploads,
     SecondLook,
     ServerEvaluation,
     hooks_of,
     mixes_remembered,
+    upload_named,
     uses,
 )
 from mpifl.core.devices import message_on
@@ -53,7 +55,7 @@ from .engine import END, Engine, Evaluated, EvaluationSchedule, Observe, Record,
 from .exchange import Found
 from .hook_errors import Dropped
 from .kept_uploads import Arrival, KeptUploads, Row
-from .protocol import ClientTask, GatheredReports, LookPlan, weighted_mean
+from .protocol import ClientTask, GatheredReports, LookPlan, ReportHeader, weighted_mean
 from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, needs_workers, save
 from .server_step import Aggregator, MpiAggregator, ServerStep, Uploads
 from .upload_size import UploadSizes
@@ -146,6 +148,24 @@ class TrainingTask:
     task: ClientTask
     step: int
     version: int
+
+    @property
+    def client(self) -> int:
+        """The client."""
+        return self.task.client
+
+
+@dataclass(frozen=True)
+class StatisticsTask:
+    """What one client does to send its statistics, for a worker; what it is shown travels with it.
+
+    Attributes:
+        task: client and visit.
+        step: the server step.
+    """
+
+    task: ClientTask
+    step: int
 
     @property
     def client(self) -> int:
@@ -256,6 +276,7 @@ class AsynchronousEngine(Engine):
         self.failed = 0  # consecutive failed visits
         self.servers: dict[int, Server] = {}  # by version, as many as the policy keeps
         self.upload_sizes = UploadSizes(server_step)  # used if the clock needs bytes
+        self.statistics_bytes: dict[int, tuple[int, int]] = {}  # client -> down, up, until its visit starts
         self.stamp_bytes = time_stamp_bytes(
             server_step.config.payload, server_step.algorithm.needs.time_stamps
         )
@@ -396,7 +417,7 @@ class AsynchronousEngine(Engine):
                 regroup(server_step)
 
     def _work(
-        self, header: TrainingTask | LookTask, vectors: Mapping[str, torch.Tensor]
+        self, header: TrainingTask | StatisticsTask | LookTask, vectors: Mapping[str, torch.Tensor]
     ) -> tuple[Any, dict[str, torch.Tensor]]:
         """Return the result of a task; see `task_loop`."""
         self.server_step.config.timeline.at_step(header.step)
@@ -408,6 +429,9 @@ class AsynchronousEngine(Engine):
                 return worker.run_look(header.looks, header.place, header.step, uploads), {}
         task = header.task
         with self.server_step.watch("visits", task.client, task.visit):
+            if isinstance(header, StatisticsTask):
+                made, computed, uploads = worker.run_statistics(task, header.step, vectors)
+                return (made, computed), uploads
             message = Message(vectors, task.reads, header.version, header.step)
             return worker.run_visit(task, message)
 
@@ -423,7 +447,7 @@ class AsynchronousEngine(Engine):
         else:
             with self.server_step.watch("select"):
                 self._restore_visits(saved, pool)
-        self._fill(server, pool)
+        server = self._fill(server, pool)
         over = server.version >= self.num_steps
         while not over:
             with self.server_step.watch("wait"):
@@ -441,17 +465,66 @@ class AsynchronousEngine(Engine):
                     if not over:
                         self._save(server, pool)
                 if not over:
-                    self._fill(server, pool, len(waiting))
+                    server = self._fill(server, pool, len(waiting))
         return server
 
-    def _fill(self, server: Server, pool: RecoveringPool, waiting: int = 0) -> None:
-        """Start visits; see `Dispatcher.fill`."""
+    def _fill(self, server: Server, pool: RecoveringPool, waiting: int = 0) -> Server:
+        """Start visits, and return the server, to whose clusters new clients may have been assigned.
+
+        See `Dispatcher.fill`.
+        """
 
         def start(client: int, version: int) -> None:
             self._start(client, version, pool)
 
+        def prepare(clients: Sequence[int]) -> None:
+            if self.server_step.admits_new_clients:
+                self._assign_new_clients(np.sort(np.array(clients)), pool)
+
         with self.server_step.watch("select"):
-            self.dispatcher.fill(server.version, waiting, pool, start)
+            self.dispatcher.fill(server.version, waiting, pool, start, prepare)
+        return self.servers[server.version]
+
+    def _assign_new_clients(self, clients: np.ndarray, pool: RecoveringPool) -> None:
+        """Let clients that start now send their statistics if they are due, and assign them by these.
+
+        What they move for it lengthens their visits.
+        """
+        step, newest = self.server_step, max(self.servers)
+        server = self.servers[newest]
+        sending = step.sending_statistics(server, clients)
+        if not len(sending):
+            return
+        ledger, number = step.ledger, newest + 1
+        before = ledger.down[sending], ledger.up[sending]
+        step.book_shown(number, sending)
+        shown = step.publish_shown()
+        reads = {name: tuple(range(len(rows))) for name, rows in shown.items()}
+        for j, k in enumerate(sending.tolist()):
+            task = StatisticsTask(ClientTask(j, k, int(step.visits[k]), reads), number)
+            pool.submit(Task(-1 - j, -inf, task, shown, tuple(step.scheduler.candidates(k))))
+        headers, uploads = list[ReportHeader](), dict[str, list[torch.Tensor]]()
+        for j in range(len(sending)):
+            with step.watch("wait"):
+                (header, computed), vectors = pool.result(-1 - j)
+            step.computation.add(number, computed)
+            step.book(number, header)
+            headers.append(header)
+            for name, rows in vectors.items():
+                uploads.setdefault(name, []).extend(rows.unbind())
+        reports = step.reports_of(headers, np.zeros(len(headers), np.int64), hook="fingerprint")
+        if gram := upload_named(step.algorithm, OneShotStatistics, "statistics_gram"):
+            reports = step.with_gram(reports, uploads, gram, self.aggregator) or reports
+        if compared := upload_named(step.algorithm, OneShotStatistics, "statistics_distance"):
+            distances = self.aggregator.row_distances(server, reports, uploads, compared)
+            assert distances is not None
+            reports = reports.having(row_distance=distances)
+        after = step.assigned(server, sending, reports, uploads, self.aggregator)
+        assert after is not None
+        self.servers[newest] = after
+        moved = ledger.down[sending] - before[0], ledger.up[sending] - before[1]
+        for k, down, up in zip(sending.tolist(), *(m.tolist() for m in moved), strict=True):
+            self.statistics_bytes[k] = down, up
 
     def _start(self, k: int, version: int, pool: RecoveringPool) -> None:
         """Send a client the rows it reads, and add its visit to the clock."""
@@ -462,11 +535,11 @@ class AsynchronousEngine(Engine):
         widths = {name: table.shape[1] for name, table in server.tables.items()}
         server_step.book_reads(step, {k: reads}, widths)
         own = server_step.config.filters.widths(widths, k)
-        down = download_bytes(reads, own, server_step.ledger.payload) + self.stamp_bytes
-        up = 0
+        down, up = self.statistics_bytes.pop(k, (0, 0))
+        down += download_bytes(reads, own, server_step.ledger.payload) + self.stamp_bytes
         if self.clock.needs_bytes:
-            up = self.upload_sizes.clear(server, reads, k)
-            self.upload_sizes.expected[k] = up
+            self.upload_sizes.expected[k] = self.upload_sizes.clear(server, reads, k)
+            up += self.upload_sizes.expected[k]
         visit = self.dispatcher.begin(k, v, version, down, up)
         vectors = {name: rows_read(server, name, which) for name, which in reads.items()}
         self._submit(pool, visit, TrainingTask(ClientTask(0, k, v, reads), step, version), vectors)

@@ -460,7 +460,7 @@ class ServerStep:
         """
         if server is not None:
             self.config.timeline.at_step(server.version + 1)
-        if self._admits_new_clients:
+        if self.admits_new_clients:
             if server is not None:
                 self.tables.publish(server.tables)  # a repeated step may have changed the published tables
             server = self._assign_new_clients(server, who)
@@ -584,13 +584,13 @@ class ServerStep:
         """Add the comparisons that the method needs to the reports: `gram` [m, m], `row_distance` [m, K]."""
         if gram := upload_named(self.algorithm, ComparedUploads, "gram"):
             wanted = server is not None and self.hooks.compares(server)
-            reports = self._with_gram(reports, uploads, gram, aggregator, wanted)
+            reports = self.with_gram(reports, uploads, gram, aggregator, wanted)
         if server is None or reports is None or (measured := self.hooks.measured_table(server)) is None:
             return reports
         distances = aggregator.row_distances(server, reports, uploads, measured[0])
         return reports if distances is None else reports.having(row_distance=distances)
 
-    def _with_gram(
+    def with_gram(
         self,
         reports: GatheredReports | None,
         uploads: Uploads,
@@ -637,18 +637,19 @@ class ServerStep:
     # -- one-shot statistics ---------------------------------------------------------------------------------
 
     @property
-    def _admits_new_clients(self) -> bool:
-        return uses(self.algorithm, NewClients) and self.config.synchronous
+    def admits_new_clients(self) -> bool:
+        """Whether clients may send statistics after training has begun."""
+        return uses(self.algorithm, NewClients)
 
     def _first_statistics(self) -> tuple[GatheredReports | None, Uploads]:
         """Return the statistics before training, of all clients if none can join later."""
         clients = np.arange(len(self.sizes))
         if self.transport.is_server:
             with self.watch("select"):
-                if self._admits_new_clients:
+                if self.admits_new_clients:
                     present = np.setdiff1d(clients, np.asarray(self.config.absent, np.int64))
                     clients = self.hooks.initial_clients(present)
-                self._book_shown(0, clients)
+                self.book_shown(0, clients)
                 self.computation.add(0, self._showing)  # a step that is repeated does not make them again
         return self.fingerprint_round(clients, None)
 
@@ -664,21 +665,40 @@ class ServerStep:
             with self.watch("select"):
                 readers = np.union1d(new_clients, np.array([*who.statistics], np.int64))
                 if len(readers):
-                    self._book_shown(server.version + 1, readers)
+                    self.book_shown(server.version + 1, readers)
                 if who.late_send:
                     self._book_statistics(server.version + 1, who.statistics)
         if not len(new_clients):
             return server
         reports, uploads = self.fingerprint_round(new_clients, server)
-        new = self._mix_fingerprints("assign_new_clients", server, reports, uploads)
+        return self.assigned(server, new_clients, reports, uploads, self.aggregator)
+
+    def assigned(
+        self,
+        server: Server | None,
+        clients: np.ndarray,
+        reports: GatheredReports | None,
+        uploads: Uploads,
+        aggregator: Aggregator,
+    ) -> Server | None:
+        """Return the server after clients were assigned by their statistics; its version does not change.
+
+        Args:
+            server: the server before, on rank 0.
+            clients: the clients.
+            reports: reports of their statistics, on rank 0.
+            uploads: this rank's uploads among them.
+            aggregator: mixes them.
+        """
+        new = self._mix_fingerprints("assign_new_clients", server, reports, uploads, aggregator)
         if server is None or new is None or not self.config.recluster:
             return new
         taken = self._statistics_steps(server).copy()
-        taken[new_clients] = server.version + 1
+        taken[clients] = server.version + 1
         return replace(new, algorithm_state={**new.algorithm_state, STATISTICS_STEP: taken})
 
     def sending_statistics(self, server: Server, cohort: np.ndarray) -> np.ndarray:
-        """Return which clients of a cohort send statistics in the next round: new ones, and whose are due."""
+        """Return which clients of a cohort send statistics in the next step: new ones, and whose are due."""
         new_clients = self.hooks.new_clients(server, cohort)
         if not self.config.recluster:
             return new_clients
@@ -686,10 +706,10 @@ class ServerStep:
         return np.union1d(new_clients, cohort[due])
 
     def _statistics_steps(self, server: Server) -> np.ndarray:
-        """Return the round in which each client last sent its statistics, int64 [N]; 0 before training."""
+        """Return the step in which each client last sent its statistics, int64 [N]; 0 before training."""
         return np.asarray(server.algorithm_state.get(STATISTICS_STEP, np.zeros_like(self.visits)))
 
-    def _book_shown(self, step: int, clients: np.ndarray) -> None:
+    def book_shown(self, step: int, clients: np.ndarray) -> None:
         """Book what clients download for their statistics; on rank 0."""
         shown = self.publish_shown()
         widths = {name: rows.shape[1] for name, rows in shown.items()}
@@ -725,7 +745,7 @@ class ServerStep:
             results = self.worker.run(batch, fingerprint=True)
             reports = self._gather(batch, results, "fingerprint")
         if name := upload_named(self.algorithm, OneShotStatistics, "statistics_gram"):
-            reports = self._with_gram(reports, results.uploads, name, self.aggregator)
+            reports = self.with_gram(reports, results.uploads, name, self.aggregator)
         return reports, results.uploads
 
     def publish_shown(self) -> Mapping[str, torch.Tensor]:
@@ -755,12 +775,17 @@ class ServerStep:
         return shared_result(self.config.beginning, SHOWN, SERVER, arguments, make)
 
     def _mix_fingerprints(
-        self, hook: str, server: Server | None, reports: GatheredReports | None, uploads: Uploads
+        self,
+        hook: str,
+        server: Server | None,
+        reports: GatheredReports | None,
+        uploads: Uploads,
+        aggregator: Aggregator | None = None,
     ) -> Server | None:
         """Return the server after a plan that is not part of a step; its version does not change."""
         plan = None if server is None or reports is None else self._plan(hook, server, reports)
         with self.watch("update"):
-            new = self._mix(server, plan, reports, uploads, self.aggregator)
+            new = self._mix(server, plan, reports, uploads, aggregator or self.aggregator)
             if server is None or new is None:
                 return None
             new = replace(new, version=server.version)
@@ -931,7 +956,11 @@ class ServerStep:
         return None if told is None else (told[0], [memoryview(b"".join(some)) for some in parts])
 
     def reports_of(
-        self, headers: Sequence[ReportHeader], staleness: np.ndarray, arrival: np.ndarray | None = None
+        self,
+        headers: Sequence[ReportHeader],
+        staleness: np.ndarray,
+        arrival: np.ndarray | None = None,
+        hook: str = "local_update",
     ) -> GatheredReports:
         """Return the reports of a step as one value, if all uploads are on rank 0.
 
@@ -939,11 +968,11 @@ class ServerStep:
             headers: headers in the order of their numbers.
             staleness: server steps since each client read the server [m].
             arrival: see `Notes`.
+            hook: the hook that made them.
         """
         tables = report_tables(headers)
-        hook = hook_name(self.algorithm, "local_update")
         owners = [np.zeros(len(table), np.int64) for table in tables]
-        return gathered_reports(tables, owners, staleness, hook, arrival)
+        return gathered_reports(tables, owners, staleness, hook_name(self.algorithm, hook), arrival)
 
     def drop(self, dropped: Sequence[Dropped], nobody: bool) -> None:
         """Record visits that are left out; on rank 0.

@@ -346,7 +346,11 @@ class Worker:
     ) -> tuple[ReportHeader, Mapping[str, Vector]]:
         """Return a client's report: the header and the uploads; one-shot statistics if `visits` is None."""
         hook = "fingerprint" if visits is None else "local_update"
-        report, sizes = self._fingerprint(task, batch) if visits is None else visits.report(task)
+        if visits is None:
+            shown = self._downloads.message(self.message(task, batch.step, 0)).vectors
+            report, sizes = self._fingerprint(task, batch.step, shown)
+        else:
+            report, sizes = visits.report(task)
         change = "model" in report.based_on and report.based_on["model"] is None
         self.sends_changes |= change and visits is not None
         if self.config.evaluation.updates and "model" in report.based_on:
@@ -354,13 +358,12 @@ class Worker:
         findings = self._row_distances(report, batch.compared)
         return self._header(hook, task, report, sizes, findings), report.vectors
 
-    def _fingerprint(self, task: ClientTask, batch: TaskBatch) -> Coded:
+    def _fingerprint(self, task: ClientTask, step: int, shown: Mapping[str, Vector]) -> Coded:
         who = task.client, task.visit
         with self.watch("train", *who), self._counter.during("statistics"):
-            client = self.client(task.client, task.visit, batch.step)
-            shown = self._downloads.message(self.message(task, batch.step, 0)).vectors
+            client = self.client(task.client, task.visit, step)
             key = self._key("fingerprint", task.client)
-            report = self._in_main_memory(self._statistics(task, client, shown, key, batch.step))
+            report = self._in_main_memory(self._statistics(task, client, shown, key, step))
         arrived = self.config.filters.statistics(report)
         if arrived is not report:
             arrived = self._with_unsent("fingerprint", task, report, arrived)
@@ -618,6 +621,30 @@ class Worker:
         if made is not None:
             self.config.counter.advance()
         return made
+
+    def run_statistics(
+        self, task: ClientTask, step: int, shown: Mapping[str, torch.Tensor]
+    ) -> tuple[ReportHeader, np.ndarray, dict[str, torch.Tensor]]:
+        """Return a client's statistics: their header, what was computed, and their vectors, name -> [C, d].
+
+        Args:
+            task: client and visit.
+            step: number of the server step.
+            shown: what the client downloads for them.
+        """
+
+        def work() -> tuple[ReportHeader, Report]:
+            message = self._downloads.message(Message(shown, task.reads, 0, step))
+            report, sizes = self._fingerprint(task, step, message.vectors)
+            report = report_to_main_memory(report, self.config.clients.device)
+            return self._header("fingerprint", task, report, sizes, {}), report
+
+        with self._downloads, self._counter.counting() as computation:
+            made = self._attempt(work, self._place(step, task.client, task.visit), drops=False)
+        assert not isinstance(made, Dropped)
+        header, report = made
+        uploads = {name: v.cpu().reshape(-1, v.shape[-1]) for name, v in report.vectors.items()}
+        return header, computation.table, uploads
 
     def run_look(
         self, looks: LookPlan, place: int, step: int, uploads: Mapping[str, torch.Tensor]

@@ -5,7 +5,7 @@ The engine trains these visits; the forecast of a run only lists them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from math import inf
 
 from mpifl.core.rng import Key
@@ -61,7 +61,14 @@ class Dispatcher:
         self._went_on()
         self.tick = self.policy.next_tick(self.clock.now)
 
-    def fill(self, version: int, waiting: int, pool: TrainingPool, start: Callable[[int, int], None]) -> None:
+    def fill(
+        self,
+        version: int,
+        waiting: int,
+        pool: TrainingPool,
+        start: Callable[[int, int], None],
+        prepare: Callable[[Sequence[int]], None] = lambda clients: None,
+    ) -> None:
         """Start visits until as many are under way as the policy wants, or no client can start.
 
         No visit starts between two simultaneous arrivals.
@@ -71,6 +78,7 @@ class Dispatcher:
             waiting: number of uploads that have arrived since the last step.
             pool: the pool in which visits are trained.
             start: called with a client and the version of the rows that it reads; calls `begin`.
+            prepare: called with all clients that start together, before any of them does.
         """
         if self.clock.is_tied():
             return
@@ -87,7 +95,11 @@ class Dispatcher:
                 filled=self.filled,
             )
             starts = self.clock.starts(state)
-            for client, read in self.policy.starts(state) if starts is None else starts:
+            if starts is None:
+                starts = self.policy.starts(state)
+            if starts:
+                prepare([client for client, _ in starts])
+            for client, read in starts:
                 start(client, read)
                 self.filled = version
             if self.clock.goes_to_start(self.tick, self._awaited(), pool):

@@ -16,15 +16,16 @@ STATISTICS_STEP = "statistics_step"  # entry of the algorithm's state: step of e
 class Recluster(Options):
     """Statistics that clients send before training are taken again, and the clients assigned anew.
 
-    For methods that take in new clients (PACFL, FedClust, FlexCFL, FLT and others, `NewClients`), in rounds.
-    A client whose statistics are due sends them at the start of the next round in which it takes part, from
-    the data it then has, and is assigned as a new client is: to an existing cluster, or to a new one where
-    the method makes some. It keeps what it holds. Ledger, virtual time and computation count statistics each
-    time they are sent.
+    For methods that take in new clients (PACFL, FedClust, FlexCFL, FLT and others, `NewClients`), under every
+    policy. A client whose statistics are due sends them when it next takes part: in rounds at the start of
+    the round, otherwise before its visit, which lasts longer by these messages. They come from the data that
+    it then has, and it is assigned as a new client is: to an existing cluster, or to a new one where the
+    method makes some. It keeps what it holds. Ledger, virtual time and computation count statistics each time
+    they are sent.
 
     Attributes:
-        every: statistics that are so many rounds old or older are due; 0: statistics never grow old.
-        at: rounds in which all statistics from before them are due.
+        every: statistics that are so many server steps old or older are due; 0: statistics never grow old.
+        at: server steps in which all statistics from before them are due.
     """
 
     every: NonNegativeInt = 0
@@ -33,17 +34,17 @@ class Recluster(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         rising = [0, *self.at] == sorted({0, *self.at})
-        require(rising, "at", list(self.at), "give rounds from 1 on, ascending")
+        require(rising, "at", list(self.at), "give server steps from 1 on, ascending")
 
     def __bool__(self) -> bool:
         return bool(self.every or self.at)
 
     def due(self, taken: np.ndarray, step: int) -> np.ndarray:
-        """Return whose statistics are due in a round, bool [n].
+        """Return whose statistics are due in a server step, bool [n].
 
         Args:
-            taken: the round of each client's last statistics, int64 [n]; 0 before training.
-            step: the round.
+            taken: the step of each client's last statistics, int64 [n]; 0 before training.
+            step: number of the step.
         """
         due = step - taken >= self.every if self.every else np.zeros(len(taken), bool)
         for at in self.at:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
+from support import toy
+from support.cases import OPTIONS
 from support.runs import CONFIG
 
 from mpifl import cli
+from mpifl.algorithms.registry import CATALOGUE
+from mpifl.experiment.schema import Newcomers
 from mpifl.results.reader import read_rows
+from mpifl.simulation.delays import Constant
+from mpifl.simulation.network import Links
+from mpifl.simulation.policies import Barrier, Buffer, EveryArrival, Synchronous
 from mpifl.simulation.reclustering import Recluster
 
 DRIFT = ("--drift", "{kind: swap, at: [3], share: 0.5}")
@@ -64,6 +71,95 @@ def test_under_partial_participation_each_client_sends_them_when_it_next_takes_p
         if row["name"] == "signature" and row["direction"] == "up"
     }
     assert sent == {0: 8, **{step: n for step, n in expected.items() if n}}
+
+
+TAKING = ["pacfl", "fedclust", "flexcfl", "flt", "pca_km_hc"]
+
+
+@pytest.fixture(name="plane")
+def _plane(monkeypatch):
+    """UMAP compiles for ten seconds."""
+    monkeypatch.setattr("mpifl.algorithms.flt.umap_plane", toy.plane)
+
+
+def again(name, folder, steps=6, **changes) -> toy.Run:
+    """Run a method on six clients whose statistics are two steps old at most."""
+    method = CATALOGUE[name](**OPTIONS.get(name, {}))
+    return toy.events(method, toy.Tiny(), folder, steps, **changes)
+
+
+def statistics_of(done: toy.Run) -> dict[int, int]:
+    """Return server step -> messages that clients sent as statistics after training had begun."""
+    names = ("basis", "signature", "delta", "centroids")
+    found: dict[int, int] = {}
+    for row in done.server_step.ledger.rows():
+        if row["name"] in names and row["direction"] == "up" and row["step"]:
+            found[row["step"]] = found.get(row["step"], 0) + row["messages"]
+    return found
+
+
+@pytest.mark.parametrize("name", TAKING)
+@pytest.mark.parametrize("late", [Newcomers(), Newcomers(groups=(1,), joins=3)], ids=["all", "late"])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_statistics_under_a_barrier_are_those_of_rounds(name, late, participation, plane, tmp_path):
+    common = {"recluster": Recluster(every=2), "newcomers": late, "participation": participation}
+    rounds, barrier = (
+        again(name, tmp_path / str(i), policy=policy, **common)
+        for i, policy in enumerate((Synchronous(), Barrier()))
+    )
+    toy.same(toy.state_of(rounds.server), toy.state_of(barrier.server))
+    assert statistics_of(rounds) == statistics_of(barrier) != {}
+    for way in ("up", "down"):
+        assert rounds.server_step.ledger.total(way) == barrier.server_step.ledger.total(way)
+
+
+@pytest.mark.parametrize("name", TAKING)
+def test_statistics_with_equal_delays_and_a_full_buffer_are_those_of_rounds(name, plane, tmp_path):
+    common = {"recluster": Recluster(every=2), "delay": Constant(1.0)}
+    rounds, buffer = (
+        again(name, tmp_path / str(i), policy=policy, **common)
+        for i, policy in enumerate((Synchronous(), Buffer(size=6)))
+    )
+    toy.same(toy.state_of(rounds.server), toy.state_of(buffer.server))
+
+
+def test_under_arrivals_a_client_sends_statistics_before_the_visit_for_which_they_are_due(tmp_path):
+    """Due after six steps: before each visit that starts then, once; the visit takes longer by its messages.
+
+    A link of 10 kB/s up, nothing else takes time but one second of computation.
+    """
+    options = {"delay": Constant(1.0), "network": Links(uplink_bytes_s=1e4), "policy": EveryArrival()}
+    plain = again("fedclust", tmp_path / "p", 30, **options)
+    done = again("fedclust", tmp_path / "a", 30, recluster=Recluster(every=6), **options)
+    taken, sent = dict.fromkeys(range(6), 0), {}
+    for row in sorted(done.arrivals, key=lambda row: row["start"]):
+        if row["read_version"] + 1 - taken[row["client"]] >= 6:
+            taken[row["client"]] = row["read_version"] + 1
+            sent[taken[row["client"]]] = sent.get(taken[row["client"]], 0) + 1
+    assert {k: n for k, n in statistics_of(done).items() if k <= 24} == {
+        k: n for k, n in sent.items() if k <= 24
+    }
+    seconds = {
+        name: {round(row["time"] - row["start"], 6) for row in run.arrivals}
+        for name, run in (("plain", plain), ("again", done))
+    }
+    size = next(
+        row["bytes"] // row["messages"]
+        for row in done.server_step.ledger.rows()
+        if row["name"] == "signature" and row["direction"] == "up"
+    )
+    (usual,) = seconds["plain"]
+    assert seconds["again"] == {usual, round(usual + size / 1e4, 6)}
+
+
+def test_newcomers_of_a_method_with_statistics_join_under_arrivals(tmp_path):
+    """Three clients join after 2.5 seconds; each sends its statistics once, before its first visit."""
+    late = Newcomers(groups=(1,), joins_s=2.5)
+    done = again("pacfl", tmp_path, 30, newcomers=late, policy=EveryArrival(), delay=Constant(1.0))
+    assert sum(statistics_of(done).values()) == 3
+    first = {row["client"]: row["start"] for row in reversed(done.arrivals)}
+    assert min(first[k] for k in (3, 4, 5)) >= 2.5
+    assert done.server.algorithm_state["known"].all()
 
 
 @pytest.mark.parametrize(
