@@ -103,6 +103,7 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
     )
     needs = Needs(validation=True, averages=True, new_rows=True)
     question = "extractor"
+    forgets = True
 
     def ignored_options(self) -> Mapping[str, str]:
         """`reg` belongs to solver `sinkhorn`, `noise` to embeddings that are sent."""
@@ -120,7 +121,14 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
 
     def probes(self, server: Server, step: int) -> bool:
         """Compare until every pair has a distance; under `seen` stop only if round 1 had all clients."""
-        return "frozen" not in server.algorithm_state
+        return not server.algorithm_state.get("frozen", np.zeros(1)).any()
+
+    def forget(self, server: Server, clients: np.ndarray) -> Server:
+        """Drop the distances of clients whose data may have changed."""
+        W = _distances(server)
+        W[clients], W[:, clients] = np.nan, np.nan
+        frozen = {"frozen": np.zeros(1)} if "frozen" in server.algorithm_state else {}
+        return replace(server, algorithm_state={**server.algorithm_state, "distance": W, **frozen})
 
     def pairs(self, server: Server, clients: np.ndarray, fresh: np.ndarray) -> np.ndarray:
         """Return the pairs to compare: all, or those without a distance."""
@@ -205,7 +213,7 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
             W, here = self._known(server, notes), np.ix_(notes.client, notes.client)
             linked = (self.epsilon > W[here]) & (self.epsilon > W[here].T) | np.eye(len(notes), dtype=bool)
             plan = neighbourhood_plan(server, notes, linked)
-            first = server.version == 0 or self.looks != "seen"
+            first = server.version == 0 or self.looks != "seen" or "frozen" in server.algorithm_state
             frozen = {"frozen": np.ones(1)} if first and not np.isnan(W).any() else {}
             return replace(plan, algorithm_state={**(plan.algorithm_state or {}), "distance": W, **frozen})
         linked = server.algorithm_state.get("linked", np.eye(len(server.assign)))

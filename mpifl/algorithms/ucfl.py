@@ -15,7 +15,9 @@ c(k, s) = s - stream_cost k, so that `stream_cost` is the silhouette that each a
 `tradeoff` replaces c by a function of yours. Beyond the paper: under partial participation weights are
 normalised over the clients that take part, and with one mixture per user the rows of absent users stay
 unchanged. With `max_age` the last models of absent clients are mixed too, into all rows: what the paper's
-rounds of all clients become where uploads arrive one by one.
+rounds of all clients become where uploads arrive one by one. With `keep_gradients` the server keeps all g_i,
+so that clients may send theirs later (newcomers) or again (section `recluster`): W is computed anew, and a
+new stream starts from the mean of the streams that its users had.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from annotated_types import Ge
 
 from mpifl.clustering.distances import squared_distances
 from mpifl.clustering.partitions import kmeans, kmeans_by_silhouette
+from mpifl.core.capabilities import Capability
 from mpifl.core.computation import Asked, Held
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import Split
@@ -41,14 +44,14 @@ from mpifl.core.method import (
     Downloads,
     Key,
     Needs,
-    OneShotStatistics,
+    NewClients,
     PlainVisit,
     PlainVisits,
     Plan,
     RememberedUploads,
     chosen_rows,
 )
-from mpifl.core.mixing import componentwise, own_rows, rows
+from mpifl.core.mixing import Mixing, carry, componentwise, own_rows, rows, updated
 from mpifl.core.options import AtMostClients, NonNegativeFloat, NonNegativeInt, PositiveFloat, Remedy
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
@@ -56,7 +59,7 @@ KMEANS_SEED = 1  # the repository's
 
 
 @dataclass(frozen=True)
-class UCFL(OneShotStatistics, RememberedUploads, PlainVisits, Algorithm):
+class UCFL(NewClients, RememberedUploads, PlainVisits, Algorithm):
     """N rows, or as many as there are streams.
 
     Attributes:
@@ -70,6 +73,8 @@ class UCFL(OneShotStatistics, RememberedUploads, PlainVisits, Algorithm):
             `package.module:name`.
         max_age: oldest model of an absent client that is mixed, in server steps since the rows that it was
             trained from; 0: models of the step only; null: the last one of each client.
+        keep_gradients: keep the gradients at the server, one vector for each client; they are needed if
+            clients send statistics after training has begun.
     """
 
     streams: Annotated[
@@ -81,10 +86,12 @@ class UCFL(OneShotStatistics, RememberedUploads, PlainVisits, Algorithm):
     stream_cost: NonNegativeFloat = 0.0
     tradeoff: str | None = None
     max_age: NonNegativeInt | None = 0
+    keep_gradients: bool = False
 
     paper = "mestoukirdi2023user"
     asks = ("gradient",)
     statistics_gram = "gradient"
+    statistics = ("gradient",)
     statistics_from = ("noise_batch",)
     downloads = Downloads(serves="own")
 
@@ -95,6 +102,16 @@ class UCFL(OneShotStatistics, RememberedUploads, PlainVisits, Algorithm):
         require(self.streams == -1 or self.tradeoff is None, "tradeoff", self.tradeoff, remedy)
         remedy = "replaces stream_cost; use one of the two"
         require(self.tradeoff is None or not self.stream_cost, "tradeoff", self.tradeoff, remedy)
+
+    @property
+    def capabilities(self) -> frozenset[type[Capability]]:
+        """Clients are taken in later if gradients are kept."""
+        return super().capabilities - (frozenset() if self.keep_gradients else {NewClients})
+
+    @property
+    def statistics_distance(self) -> str | None:  # type: ignore[override]
+        """New gradients are compared with those that are kept."""
+        return "gradient" if self.keep_gradients else None
 
     @property
     def needs(self) -> Needs:
@@ -156,27 +173,70 @@ class UCFL(OneShotStatistics, RememberedUploads, PlainVisits, Algorithm):
             text = f"algorithm.noise_batch = {self.noise_batch}: {few}; {limit} training; use less"
             warnings.warn(text, stacklevel=2)
         delta = squared_distances(fingerprints["gram"])
-        sigma2 = fingerprints["variance"].astype(np.float64)  # [N]
+        sigma2, n, N = (
+            fingerprints["variance"].astype(np.float64),
+            fingerprints.num_samples,
+            problem.num_clients,
+        )
+        everyone, kept = fingerprints.client, dict[str, np.ndarray]()
+        if self.keep_gradients:
+            kept = {"known": np.zeros(N, bool), "apart": np.zeros((N, N)), "variance": np.zeros(N)}
+            kept["num_samples"] = np.zeros(N, np.int64)
+            kept |= _taken(kept, fingerprints, delta)
+        W = self._weights(delta, sigma2, n)
+        assign, state = self._streams(W if len(everyone) == N else _of_all(W, everyone, N), everyone)
+        tables = {"gradient": torch.zeros(N, problem.layout.num_parameters)} if self.keep_gradients else {}
+        return problem.server(problem.alike(len(mixtures(state))), assign, {**state, **kept}, **tables)
+
+    def _weights(self, delta: np.ndarray, sigma2: np.ndarray, num_samples: np.ndarray) -> np.ndarray:
+        """Return W [n, n] of users with squared distances delta [n, n], which is overwritten."""
         band = sigma2[:, None] if self.kernel == "paper" else np.sqrt(np.outer(sigma2, sigma2))
         delta /= 2 * np.maximum(band, 1e-300)
-        logits = np.subtract(np.log(fingerprints.num_samples)[None], delta, out=delta)  # in place: N x N
+        logits = np.subtract(np.log(num_samples)[None], delta, out=delta)  # in place: N x N
         logits -= logits.max(1, keepdims=True)
-        W = np.exp(logits, out=logits)
+        W: np.ndarray = np.exp(logits, out=logits)
         W /= W.sum(1, keepdims=True)
-        algorithm_state = {"collaboration": W}
-        assign = np.arange(problem.num_clients)
+        return W
+
+    def _streams(self, W: np.ndarray, everyone: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Return the row [N] of each user, and the weights, from W [N, N] of the users `everyone`."""
+        state, assign = {"collaboration": W}, np.arange(len(W))
         if self.streams == -1:
-            choice = kmeans_by_silhouette(W, seed=KMEANS_SEED, worth=self.worth)
-            assign, algorithm_state["weights"] = choice.labels, choice.centres
-            algorithm_state["silhouette"] = np.array(sorted(choice.scores.items()))  # rows (k, s_k)
-        elif 0 < self.streams < problem.num_clients:
-            assign, algorithm_state["weights"] = kmeans(W, self.streams, seed=KMEANS_SEED)
-        models = problem.alike(len(mixtures(algorithm_state)))
-        return problem.server(models, np.asarray(assign, np.int64), algorithm_state)
+            choice = kmeans_by_silhouette(W[everyone], seed=KMEANS_SEED, worth=self.worth)
+            labels, state["weights"] = choice.labels, choice.centres
+            state["silhouette"] = np.array(sorted(choice.scores.items()))  # rows (k, s_k)
+        elif 0 < self.streams < len(W):
+            found = kmeans(W[everyone], min(self.streams, len(everyone)), seed=KMEANS_SEED)
+            labels, state["weights"] = found.labels, found.centres
+        else:
+            return assign, state
+        assign = np.zeros(len(W), np.int64)
+        assign[everyone] = labels
+        return assign, state
+
+    def initial_plan(self, server: Server, fingerprints: Notes) -> Plan:
+        """Keep the gradients, if they are kept."""
+        return Plan([_kept(server, fingerprints)] if self.keep_gradients else [])
+
+    def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
+        """Replace the gradients of those who sent them, and compute W and the streams anew."""
+        apart = fingerprints["row_distance"] ** 2  # [n, N]
+        apart[:, fingerprints.client] = squared_distances(fingerprints["gram"])
+        kept = _taken(server.algorithm_state, fingerprints, apart)
+        everyone, N = np.flatnonzero(kept["known"]), len(server.assign)
+        delta = kept["apart"][np.ix_(everyone, everyone)]
+        W = self._weights(delta, kept["variance"][everyone], kept["num_samples"][everyone])
+        assign, state = self._streams(_of_all(W, everyone, N), everyone)
+        mixings = [_kept(server, fingerprints)]
+        if "weights" in state:
+            rows_of = (np.arange(len(state["weights"]))[:, None] == assign[everyone]).astype(float)  # [K, n]
+            had = server.assign[everyone][:, None] == np.arange(len(server.tables["model"]))  # [n, K0]
+            mixings.append(carry(rows_of @ had / rows_of.sum(1, keepdims=True)))
+        return Plan(mixings, assign=assign, algorithm_state={**state, **kept})
 
     def placed(self, server: Server, visited: np.ndarray) -> np.ndarray:
-        """Return true for all clients: they sent statistics before training."""
-        return np.ones_like(visited)
+        """Return true for all clients, which sent statistics before training, or for those that have."""
+        return super().placed(server, visited) if self.keep_gradients else np.ones_like(visited)
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download the own mixture, or all streams."""
@@ -213,6 +273,41 @@ class UCFL(OneShotStatistics, RememberedUploads, PlainVisits, Algorithm):
         if len(W) == len(server.assign) and not self.parallel:
             return Plan([own_rows(W[np.ix_(k, k)], notes, len(W))])
         return Plan([rows(componentwise(W[:, k]) if self.parallel else W[:, k])])
+
+
+def _taken(state: Mapping[str, np.ndarray], sent: Notes, apart: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the entries of the state about gradients, with those of new statistics.
+
+    Args:
+        state: the entries before.
+        sent: the statistics.
+        apart: squared distances of the new gradients to those of all users [n, N], or, before there are any,
+            among each other [n, n].
+    """
+    k, known = sent.client, updated(state["known"], sent.client, True)
+    distances = state["apart"].copy()
+    if not state["known"].any():
+        distances[np.ix_(k, k)] = apart
+    else:
+        distances[k], distances[:, k] = apart, apart.T
+    return {
+        "known": known,
+        "apart": distances,
+        "variance": updated(state["variance"], k, sent["variance"]),
+        "num_samples": updated(state["num_samples"], k, sent.num_samples),
+    }
+
+
+def _of_all(W: np.ndarray, everyone: np.ndarray, num_clients: int) -> np.ndarray:
+    """Return the weights [N, N] of all users; those of the others than `everyone` are 0."""
+    out = np.zeros((num_clients, num_clients))
+    out[np.ix_(everyone, everyone)] = W
+    return out
+
+
+def _kept(server: Server, sent: Notes) -> Mixing:
+    """Return the mixing that replaces the gradients of those who sent them."""
+    return own_rows(np.eye(len(sent)), sent, len(server.assign), into="gradient", of="gradient")
 
 
 def mixtures(algorithm_state: Mapping[str, np.ndarray]) -> np.ndarray:

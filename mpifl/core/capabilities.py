@@ -255,11 +255,13 @@ class SecondLook(Capability, ABC):
         answered: name of the shown tensors and of the answers in the ledger.
         looked_from: the fields of the method that decide, with the uploads, what a look finds; None for all
             of them. Cases of a sweep that differ in other fields share it (`core/beginning.py`).
+        forgets: whether clients may look again; then `forget` is defined.
     """
 
     question: ClassVar[str] = "model"
     answered: ClassVar[str] = "embedding"
     looked_from: ClassVar[tuple[str, ...] | None] = None
+    forgets: ClassVar[bool] = False
 
     @property
     def at_server(self) -> bool:
@@ -289,6 +291,13 @@ class SecondLook(Capability, ABC):
             fresh: whether they trained in it, bool [m]; the others take part with remembered uploads.
         """
         return np.ones((len(clients), len(clients)), bool)
+
+    def forget(self, server: Server, clients: np.ndarray) -> Server:
+        """Return the server without what looks have found about some clients, which look again.
+
+        Called before a step for clients that take part in it and whose looks are due (section `recluster`).
+        """
+        raise Missing("forget is not defined", "leave out recluster, or define which findings are dropped")
 
     @abstractmethod
     def ask(self, client: Client, own: Mapping[str, Vector], key: Key) -> Question:

@@ -214,7 +214,11 @@ def check_recluster(config: Config) -> None:
     remedy = (
         f"{name} takes no statistics of clients after training has begun; leave it out, or use another method"
     )
-    require(uses(config.algorithm, NewClients), "recluster", value, remedy)
+    look = hooks_of(config.algorithm, SecondLook) if uses(config.algorithm, SecondLook) else None
+    can = uses(config.algorithm, NewClients) or (look is not None and look.forgets)
+    require(can, "recluster", value, remedy)
+    remedy = f"clients of {name} store samples at the server once; use samples: clients, or leave it out"
+    require(look is None or not look.at_server, "recluster", value, remedy)
     remedy = f"the run has {config.rounds} server steps; give fewer, or leave it out"
     require(again.every < config.rounds, "recluster.every", again.every, remedy)
     require(not again.at or again.at[-1] <= config.rounds, "recluster.at", list(again.at), remedy)

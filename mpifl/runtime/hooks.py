@@ -203,6 +203,13 @@ class ServerHooks:
                 raise call.error(f"returned {_kind(pairs)}", f"return an array bool [{m}, {m}]")
         return None if (pairs | np.eye(m, dtype=bool)).all() and pairs.any(1).all() else pairs
 
+    def forget(self, server: Server, clients: np.ndarray) -> Server:
+        """Return the server without what looks have found about some clients."""
+        with self._call("forget", step=server.version + 1) as call:
+            found = hooks_of(self.algorithm, SecondLook).forget(server, clients)
+            self._check_server(call, found, server)
+        return found
+
     def compares(self, server: Server) -> bool:
         """Return whether `aggregate` reads inner products of uploads after this step."""
         with self._call("compares"):

@@ -467,6 +467,7 @@ class ServerStep:
         batches = None
         if server is not None:
             with self.watch("select"):
+                server = self.looking_again(server, who.cohort)
                 batches = self._train_batches(server, who)
         with self._counted("training", batches, main=True):
             batch = self._scatter(batches)
@@ -704,6 +705,19 @@ class ServerStep:
             return new_clients
         due = self.config.recluster.due(self._statistics_steps(server)[cohort], server.version + 1)
         return np.union1d(new_clients, cohort[due])
+
+    def looking_again(self, server: Server, cohort: np.ndarray) -> Server:
+        """Return the server without what second looks found about clients of a step whose looks are due."""
+        if not self.config.recluster or not uses(self.algorithm, SecondLook):
+            return server
+        taken = self._statistics_steps(server).copy()
+        due = self.config.recluster.due(taken[cohort], server.version + 1) & (taken[cohort] > 0)
+        looking = cohort[due | (taken[cohort] == 0)]  # the others have not looked before
+        if not len(looking):
+            return server
+        taken[looking] = server.version + 1
+        new = self.hooks.forget(server, cohort[due]) if due.any() else server
+        return replace(new, algorithm_state={**new.algorithm_state, STATISTICS_STEP: taken})
 
     def _statistics_steps(self, server: Server) -> np.ndarray:
         """Return the step in which each client last sent its statistics, int64 [N]; 0 before training."""

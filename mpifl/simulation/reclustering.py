@@ -16,12 +16,12 @@ STATISTICS_STEP = "statistics_step"  # entry of the algorithm's state: step of e
 class Recluster(Options):
     """Statistics that clients send before training are taken again, and the clients assigned anew.
 
-    For methods that take in new clients (PACFL, FedClust, FlexCFL, FLT and others, `NewClients`), under every
-    policy. A client whose statistics are due sends them when it next takes part: in rounds at the start of
-    the round, otherwise before its visit, which lasts longer by these messages. They come from the data that
-    it then has, and it is assigned as a new client is: to an existing cluster, or to a new one where the
-    method makes some. It keeps what it holds. Ledger, virtual time and computation count statistics each time
-    they are sent.
+    For methods that take in new clients (PACFL, FedClust, FlexCFL, FLT and others, `NewClients`) and for
+    EMD-CFL, whose clients look at each other again, under every policy. A client whose statistics are due
+    sends them when it next takes part: in rounds at the start of the round, otherwise before its visit, which
+    lasts longer by these messages. They come from the data that it then has, and it is assigned as a new
+    client is: to an existing cluster, or to a new one where the method makes some. It keeps what it holds.
+    Ledger, virtual time and computation count statistics each time they are sent.
 
     Attributes:
         every: statistics that are so many server steps old or older are due; 0: statistics never grow old.

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 from support import toy
 from support.cases import OPTIONS
 from support.runs import CONFIG
 
 from mpifl import cli
+from mpifl.algorithms.emdcfl import EMDCFL
 from mpifl.algorithms.registry import CATALOGUE
+from mpifl.algorithms.ucfl import UCFL
 from mpifl.experiment.schema import Newcomers
 from mpifl.results.reader import read_rows
-from mpifl.simulation.delays import Constant
+from mpifl.simulation.delays import Constant, Exponential
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import Barrier, Buffer, EveryArrival, Synchronous
 from mpifl.simulation.reclustering import Recluster
@@ -73,7 +77,8 @@ def test_under_partial_participation_each_client_sends_them_when_it_next_takes_p
     assert sent == {0: 8, **{step: n for step, n in expected.items() if n}}
 
 
-TAKING = ["pacfl", "fedclust", "flexcfl", "flt", "pca_km_hc"]
+TAKING = ["pacfl", "fedclust", "flexcfl", "flt", "pca_km_hc", "ucfl"]
+KEPT = {"ucfl": {"keep_gradients": True, "max_age": None, "streams": 2}}
 
 
 @pytest.fixture(name="plane")
@@ -84,18 +89,23 @@ def _plane(monkeypatch):
 
 def again(name, folder, steps=6, **changes) -> toy.Run:
     """Run a method on six clients whose statistics are two steps old at most."""
-    method = CATALOGUE[name](**OPTIONS.get(name, {}))
+    method = CATALOGUE[name](**OPTIONS.get(name, {}) | KEPT.get(name, {}))
     return toy.events(method, toy.Tiny(), folder, steps, **changes)
+
+
+def messages(done: toy.Run, *names: str) -> dict[int, int]:
+    """Return server step -> how many messages of these names clients sent."""
+    found: dict[int, int] = {}
+    for row in done.server_step.ledger.rows():
+        if row["name"] in names and row["direction"] == "up":
+            found[row["step"]] = found.get(row["step"], 0) + row["messages"]
+    return found
 
 
 def statistics_of(done: toy.Run) -> dict[int, int]:
     """Return server step -> messages that clients sent as statistics after training had begun."""
-    names = ("basis", "signature", "delta", "centroids")
-    found: dict[int, int] = {}
-    for row in done.server_step.ledger.rows():
-        if row["name"] in names and row["direction"] == "up" and row["step"]:
-            found[row["step"]] = found.get(row["step"], 0) + row["messages"]
-    return found
+    found = messages(done, "basis", "signature", "delta", "centroids", "gradient")
+    return {step: count for step, count in found.items() if step}
 
 
 @pytest.mark.parametrize("name", TAKING)
@@ -152,6 +162,53 @@ def test_under_arrivals_a_client_sends_statistics_before_the_visit_for_which_the
     assert seconds["again"] == {usual, round(usual + size / 1e4, 6)}
 
 
+@pytest.mark.parametrize("policy", [Barrier(), Buffer(size=6)], ids=["barrier", "buffer"])
+@pytest.mark.parametrize("looks", ["once", "together", "seen"])
+def test_clients_look_at_each_other_again_in_the_steps_of_rounds(policy, looks, tmp_path):
+    """All six clients look in round 1 and, all distances being due, in round 4: twice as many questions."""
+    method = EMDCFL(epsilon=0.5, looks=looks)
+    common = {"recluster": Recluster(at=(4,)), "delay": Constant(1.0)}
+    rounds, other = (
+        toy.events(method, toy.Tiny(), tmp_path / str(i), 5, policy=policy, **common)
+        for i, policy in enumerate((Synchronous(), policy))
+    )
+    toy.same(toy.state_of(rounds.server), toy.state_of(other.server))
+    for done in (rounds, other):
+        assert messages(done, "extractor") == {1: 30, 4: 30}
+
+
+def test_under_arrivals_a_client_looks_again_at_all_when_its_distances_are_due(tmp_path):
+    """From step 13 on: each client once, at all five others, which are asked too."""
+    method = EMDCFL(epsilon=0.5)
+    done = toy.events(
+        method,
+        toy.Tiny(),
+        tmp_path,
+        36,
+        policy=EveryArrival(),
+        delay=Exponential(mean_s=1.0),
+        recluster=Recluster(at=(13,)),
+    )
+    clients = [row["client"] for row in done.arrivals]
+    first = {k: clients.index(k, 12) for k in range(6)}
+    assert max(clients.index(k) for k in range(6)) < 12, "all have looked before"
+    asked = {step: count for step, count in messages(done, "extractor").items() if step >= 13}
+    assert asked == {place + 1: 10 for place in first.values()}
+
+
+def test_ucfl_finds_its_weights_again_if_nothing_has_changed(tmp_path):
+    """All gradients are taken again at the same point on the same data."""
+    method = UCFL(noise_batch=4.0, keep_gradients=True)
+    done = toy.events(method, toy.Tiny(), tmp_path, 3, policy=Synchronous(), recluster=Recluster(at=(2,)))
+    before, after = (done.servers[i].algorithm_state["collaboration"] for i in (1, 2))
+    assert before is not after
+    assert_allclose(before, after, rtol=1e-5)
+    plain = toy.events(
+        replace(method, keep_gradients=False), toy.Tiny(), tmp_path / "p", 1, policy=Synchronous()
+    )
+    assert_array_equal(plain.server.algorithm_state["collaboration"], before)
+
+
 def test_newcomers_of_a_method_with_statistics_join_under_arrivals(tmp_path):
     """Three clients join after 2.5 seconds; each sends its statistics once, before its first visit."""
     late = Newcomers(groups=(1,), joins_s=2.5)
@@ -166,6 +223,7 @@ def test_newcomers_of_a_method_with_statistics_join_under_arrivals(tmp_path):
     ("options", "key"),
     [
         (["--algorithm", "ucfl", "--recluster", "{every: 1}"], "recluster"),
+        (["--algorithm", "{name: emdcfl, samples: server}", "--recluster", "{every: 1}"], "recluster"),
         (["--algorithm", "fedclust", "--recluster", "{every: 2}"], "recluster.every"),
         (["--algorithm", "fedclust", "--recluster", "{at: [3]}"], "recluster.at"),
         (["--algorithm", "fedclust", "--recluster", "{at: [2, 2]}"], "recluster.at"),
