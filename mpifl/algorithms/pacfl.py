@@ -132,14 +132,13 @@ class PACFL(NewClients, PlainVisits, Algorithm):
         return pairwise(spans, lambda u, v: subspace_angle(u, v, self.angle))
 
     def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
-        """Cluster the known and the new clients together; known clients keep their clusters."""
+        """Cluster the known and the new clients together; those that sent nothing keep their clusters."""
         bases = updated(server.algorithm_state["bases"], fingerprints.client, fingerprints["basis"])
         everyone = np.union1d(np.flatnonzero(server.algorithm_state["known"]), fingerprints.client)
         old = np.where(server.algorithm_state["known"], server.assign, -1)[everyone]
-        labels = inherited(self._labels(bases[everyone]), old, len(server.tables["model"]) - 1)
-        return joined(
-            server, fingerprints.client, labels[np.isin(everyone, fingerprints.client)], bases=bases
-        )
+        sent = np.isin(everyone, fingerprints.client)
+        labels, parents = inherited(self._labels(bases[everyone]), old, len(server.tables["model"]) - 1, sent)
+        return joined(server, fingerprints.client, labels[sent], parents, bases=bases)
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average each cluster by samples."""

@@ -14,6 +14,8 @@ clients start from it, and it stands for clients that were never visited.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -44,19 +46,30 @@ def clustered_plan(server: Server, notes: Notes) -> Plan:
     return Plan([by_cluster(rows, len(server.tables["model"]), notes.num_samples)])
 
 
-def joined(server: Server, clients: np.ndarray, labels: np.ndarray, **algorithm_state: np.ndarray) -> Plan:
+def joined(
+    server: Server,
+    clients: np.ndarray,
+    labels: np.ndarray,
+    parents: Sequence[int] = (),
+    **algorithm_state: np.ndarray,
+) -> Plan:
     """Return the plan that adds new clients to clusters.
 
     Args:
         server: the server before they joined.
         clients: the new clients [n].
         labels: their clusters [n]; numbers beyond the old ones make new clusters.
+        parents: the cluster from which each of the first new clusters starts; -1 and further ones: the
+            initial model.
         **algorithm_state: further entries of the algorithm's state.
     """
     num_old = len(server.tables["model"]) - 1
     num_rows = max(num_old, int(labels.max()) + 1)
     keep = np.eye(num_rows + 1, num_old + 1)
     keep[num_old:, num_old] = 1.0
+    for new, parent in enumerate(parents[: num_rows - num_old], num_old):
+        if parent >= 0:
+            keep[new] = np.eye(num_old + 1)[parent]
     assign = np.where(server.assign == num_old, num_rows, server.assign)
     assign[clients] = labels
     known = updated(server.algorithm_state["known"], clients, True)
@@ -84,22 +97,43 @@ def pulled(
     return moved.float()
 
 
-def inherited(labels: np.ndarray, old: np.ndarray, num_old: int) -> np.ndarray:
+def inherited(
+    labels: np.ndarray, old: np.ndarray, num_old: int, again: np.ndarray
+) -> tuple[np.ndarray, list[int]]:
     """Return `labels` [n] with each cluster renumbered to the one that most of its members had before.
+
+    Where members of one old cluster that all sent their statistics again are in several new clusters, the one
+    with most of them keeps its number: the old cluster has split.
 
     Args:
         labels: new cluster [n] of each client.
         old: cluster [n] of each client before, -1 for new clients. Of equally frequent ones the smallest is
             taken.
-        num_old: number of the first cluster that has only new clients; further ones take the next numbers.
+        num_old: number of the first cluster that is new; further ones take the next numbers.
+        again: whether each client has sent its statistics again, bool [n].
+
+    Returns:
+        The labels, and for each new cluster the old one from which it split; -1: it has only new clients.
     """
-    out, free = np.empty(len(labels), np.int64), num_old
-    for group in np.unique(labels):
-        members = labels == group
-        names = old[members & (old >= 0)]
-        out[members] = np.bincount(names).argmax() if len(names) else free
-        free += int(not len(names))
-    return out
+    groups, counts = np.unique(labels), np.zeros((int(labels.max()) + 1, max(num_old, 1)), np.int64)
+    np.add.at(counts, (labels[old >= 0], old[old >= 0]), 1)
+    claims = np.where(counts.any(1), counts.argmax(1), -1)  # [K]
+    out, parents = np.empty(len(labels), np.int64), list[int]()
+    for group in groups:
+        members, name = labels == group, int(claims[group])
+        rivals = groups[claims[groups] == name]
+        stays = name >= 0 and (
+            not again[members & (old >= 0)].all() or group == _largest(counts[:, name], rivals)
+        )
+        if not stays:
+            parents.append(name)
+        out[members] = name if stays else num_old + len(parents) - 1
+    return out, parents
+
+
+def _largest(counts: np.ndarray, groups: np.ndarray) -> int:
+    """Return the one of some groups with the largest count, the first of equals."""
+    return int(groups[counts[groups].argmax()])
 
 
 def client_centroids(samples: np.ndarray, k: int, rows: int) -> np.ndarray:

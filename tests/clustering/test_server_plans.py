@@ -144,7 +144,30 @@ def test_clients_that_part_both_start_from_the_row_they_shared():
     ],
 )
 def test_groups_inherit_the_name_of_most_of_their_old_members(labels, old, names):
-    assert_array_equal(inherited(np.array(labels), np.array(old), 4), names)
+    found, parents = inherited(np.array(labels), np.array(old), 4, again=np.array(old) < 0)
+    assert_array_equal(found, names)
+    assert parents == [-1] * (len({*names}) - len({*names} & {*old}))
+
+
+def test_a_cluster_that_splits_keeps_its_number_where_most_of_its_members_are():
+    """0 to 4 were cluster 1 and all sent again: {0, 1, 2} stay, {3, 4} are new and come from 1. 5, which did
+    not send, keeps cluster 2 for 6, which did; {7} sent too, and comes from 2.
+    """
+    labels, old = np.array([0, 0, 0, 1, 1, 2, 2, 3]), np.array([1, 1, 1, 1, 1, 2, 2, 2])
+    again = np.array([True] * 5 + [False, True, True])
+    found, parents = inherited(labels, old, 3, again)
+    assert_array_equal(found, [1, 1, 1, 3, 3, 2, 2, 4])
+    assert parents == [1, 2]
+
+
+def test_the_parts_of_a_cluster_start_from_its_model():
+    server = byhand.server(4, model=[[1.0], [2.0], [9.0]])
+    server.assign[:] = [0, 0, 0, 1]
+    server.algorithm_state["known"] = np.array([True, True, True, True])
+    plan = joined(server, np.array([1, 2, 3]), np.array([0, 2, 3]), [0])
+    assert_array_equal(plan.assign, [0, 0, 2, 3])
+    (moved,) = plan.mixings
+    assert_array_equal(moved.keep @ [1.0, 2.0, 9.0], [1.0, 2.0, 1.0, 9.0, 9.0])
 
 
 def test_new_clusters_start_from_the_initial_model():
