@@ -203,10 +203,11 @@ def _look_bytes(context: RunContext, num_ranks: int) -> tuple[int, int]:
 
 
 def _under_way(state: StateMemory, context: RunContext, num_ranks: int) -> int:
-    """Return what an asynchronous run keeps at rank 0 for visits under way: uploads and older rows.
+    """Return what an asynchronous run keeps at rank 0 for visits: uploads and older rows.
 
     Workers train all visits under way ahead of time, so their uploads may all wait for their turn, beside
-    those that the next step takes. One process trains a visit when its upload is due.
+    those that the next step takes. One process trains a visit when its upload is due. Some methods remember
+    the last upload of each client.
     """
     policy, num_sampled = context.config.policy, context.decisions.num_sampled
     if not isinstance(policy, AsynchronousPolicy):
@@ -215,6 +216,7 @@ def _under_way(state: StateMemory, context: RunContext, num_ranks: int) -> int:
     taken = policy.uploads_per_step(num_sampled)
     older = min(context.config.rounds, -(-visits // taken)) - 1  # each step starts as many visits as it takes
     uploads = taken if num_ranks == 1 else visits + (taken - 1) * policy.refills
+    uploads += context.problem.num_clients * uses(context.config.algorithm, RememberedUploads)
     return uploads * state.upload + older * state.viewed + visits * state.copied
 
 

@@ -225,7 +225,7 @@ def _kept_bytes(context: RunContext, report: Report, state: State, trainings: in
     config, layout = context.config, context.problem.layout
     vectors = sum(tensor.nbytes for tensor in state.values()) if config.algorithm.needs.client_state else 0
     uploads = {name: vector.nbytes for name, vector in report.vectors.items()}
-    if uses(config.algorithm, RememberedUploads):
+    if uses(config.algorithm, RememberedUploads) and config.policy.synchronous:
         vectors += sum(uploads.values())
     if config.payload.error_feedback:
         left_out = (*report.unsent, *config.algorithm.statistics)

@@ -289,6 +289,7 @@ class Drawn:
             if self.chance(0.3):
                 drift |= {"at": [2, 3], "gradual": 0, "recurring": True}
             self.tree["drift"] = drift
+        self.some(0.2, recluster=[{"at": [2]}, {"at": [2, 3]}, {"every": 2}])
 
     def policy(self) -> Tree:
         """Return when an asynchronous server acts."""

@@ -78,6 +78,9 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
     ("ucfl", {"noise_batch": 4.0, "streams": -1}),
     ("ucfl", {"noise_batch": 4.0, "streams": 2, "parallel": True}),
     ("ucfl", {"noise_batch": 4.0, "parallel": True}),
+    ("ucfl", {"noise_batch": 4.0, "streams": 2, "max_age": None, "keep_gradients": True}),
+    ("cfl", {"warmup": 1, "eps1": 100.0, "eps2": 0.0, "max_age": None}),
+    ("flhc", {"rounds_before": 1, "num_clusters": 2, "max_age": 3}),
 ]
 CASES = [(name, OPTIONS.get(name, {})) for name in CATALOGUE] + VARIANTS
 
