@@ -139,7 +139,10 @@ def test_no_two_modules_import_each_other():
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
-FILES_OF_A_ROUND, LINES_OF_A_ROUND = 43, 7455  # these may only fall; last raised for recluster
+FILES_OF_A_ROUND, LINES_OF_A_ROUND = (
+    43,
+    7580,
+)  # these may only fall; last raised for looks and statistics under arrivals
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
     *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),

@@ -485,10 +485,15 @@ def test_what_is_no_trace_is_refused(tmp_path):
     [
         (
             "emdcfl",
-            EveryArrival(),
-            "policy.name = 'every_arrival': EMDCFL looks at all clients of a round at once",
+            EveryArrival(rate=0.5),
+            "policy.rate = 0.5: has no effect on EMDCFL, whose steps are means",
         ),
-        ("oracle", Buffer(size=2), "policy.name = 'buffer': Oracle looks at all clients of a round"),
+        ("oracle", Buffer(size=2, staleness_a=0.0), "policy.staleness_a = 0.0: has no effect on Oracle"),
+        (
+            "flhc",
+            EveryArrival(),
+            "or algorithm.max_age: null, which lets the last uploads of other clients count",
+        ),
         (
             "cfl",
             EveryArrival(),

@@ -131,7 +131,7 @@ def test_waves_go_on_where_clients_come_and_go(tmp_path):
         (lambda: Waves(), "give size, every_s or both"),
         (lambda: Waves(size=2).concurrency(6, 1), "policy.size = 2: only 1 visits are under way"),
         (lambda: Waves(size=2).check(CATALOGUE["ccfl"]()), "takes one upload at a time"),
-        (lambda: Waves(size=2).check(CATALOGUE["emdcfl"]()), "runs under policy rounds only"),
+        (lambda: Waves(size=2).check(CATALOGUE["cflgp"]()), "runs under policy rounds only"),
     ],
 )
 def test_waves_that_cannot_be_are_refused(make, message):
