@@ -210,7 +210,7 @@ def check_recluster(config: Config) -> None:
     again, name = config.recluster, type(config.algorithm).__name__
     if not again:
         return
-    value = {"every": again.every, "at": list(again.at)}
+    value = {"every": again.every, "visits": again.visits, "at": list(again.at)}
     remedy = (
         f"{name} takes no statistics of clients after training has begun; leave it out, or use another method"
     )

@@ -44,7 +44,7 @@ from mpifl.core.progress import doing
 from mpifl.core.task import SUMS
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import CohortReads, Notes, Reads, Server
-from mpifl.simulation.reclustering import STATISTICS_STEP
+from mpifl.simulation.reclustering import STATISTICS_STEP, STATISTICS_VISITS
 from mpifl.simulation.sampling import RoundPlan
 from mpifl.traffic.computation import ComputationLedger
 from mpifl.traffic.ledger import TIME_STAMP, Ledger, StatisticsSize, is_among
@@ -694,34 +694,40 @@ class ServerStep:
         new = self._mix_fingerprints("assign_new_clients", server, reports, uploads, aggregator)
         if server is None or new is None or not self.config.recluster:
             return new
-        taken = self._statistics_steps(server).copy()
-        taken[clients] = server.version + 1
-        return replace(new, algorithm_state={**new.algorithm_state, STATISTICS_STEP: taken})
+        return self._taken_now(new, clients)
 
     def sending_statistics(self, server: Server, cohort: np.ndarray) -> np.ndarray:
         """Return which clients of a cohort send statistics in the next step: new ones, and whose are due."""
         new_clients = self.hooks.new_clients(server, cohort)
         if not self.config.recluster:
             return new_clients
-        due = self.config.recluster.due(self._statistics_steps(server)[cohort], server.version + 1)
-        return np.union1d(new_clients, cohort[due])
+        return np.union1d(new_clients, cohort[self._due(server, cohort)])
 
     def looking_again(self, server: Server, cohort: np.ndarray) -> Server:
         """Return the server without what second looks found about clients of a step whose looks are due."""
         if not self.config.recluster or not uses(self.algorithm, SecondLook):
             return server
-        taken = self._statistics_steps(server).copy()
-        due = self.config.recluster.due(taken[cohort], server.version + 1) & (taken[cohort] > 0)
-        looking = cohort[due | (taken[cohort] == 0)]  # the others have not looked before
-        if not len(looking):
-            return server
-        taken[looking] = server.version + 1
+        first = self._since(server, STATISTICS_STEP)[cohort] == 0  # they have not looked before
+        due = self._due(server, cohort) & ~first
         new = self.hooks.forget(server, cohort[due]) if due.any() else server
-        return replace(new, algorithm_state={**new.algorithm_state, STATISTICS_STEP: taken})
+        return self._taken_now(new, cohort[due | first])
 
-    def _statistics_steps(self, server: Server) -> np.ndarray:
-        """Return the step in which each client last sent its statistics, int64 [N]; 0 before training."""
-        return np.asarray(server.algorithm_state.get(STATISTICS_STEP, np.zeros_like(self.visits)))
+    def _since(self, server: Server, entry: str) -> np.ndarray:
+        """Return an entry of the state about each client's last statistics, int64 [N]; 0 before training."""
+        return np.asarray(server.algorithm_state.get(entry, np.zeros_like(self.visits)))
+
+    def _due(self, server: Server, clients: np.ndarray) -> np.ndarray:
+        """Return which clients' statistics are due, bool [n]."""
+        taken = self._since(server, STATISTICS_STEP)[clients]
+        visits = (self.visits - self._since(server, STATISTICS_VISITS))[clients]
+        return self.config.recluster.due(taken, server.version + 1, visits)
+
+    def _taken_now(self, server: Server, clients: np.ndarray) -> Server:
+        """Return the server that knows that statistics of some clients are taken in the next step."""
+        steps, visits = (self._since(server, name).copy() for name in (STATISTICS_STEP, STATISTICS_VISITS))
+        steps[clients], visits[clients] = server.version + 1, self.visits[clients]
+        state = {**server.algorithm_state, STATISTICS_STEP: steps, STATISTICS_VISITS: visits}
+        return replace(server, algorithm_state=state)
 
     def book_shown(self, step: int, clients: np.ndarray) -> None:
         """Book what clients download for their statistics; on rank 0."""

@@ -9,7 +9,8 @@ import numpy as np
 from mpifl.core.errors import require
 from mpifl.core.options import NonNegativeInt, Options
 
-STATISTICS_STEP = "statistics_step"  # entry of the algorithm's state: step of each client's statistics [N]
+# entries of the algorithm's state about the last statistics of each client [N]: server step, visits before
+STATISTICS_STEP, STATISTICS_VISITS = "statistics_step", "statistics_visits"
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,12 @@ class Recluster(Options):
 
     Attributes:
         every: statistics that are so many server steps old or older are due; 0: statistics never grow old.
+        visits: statistics are due after so many visits of the client, the same under every policy; 0: never.
         at: server steps in which all statistics from before them are due.
     """
 
     every: NonNegativeInt = 0
+    visits: NonNegativeInt = 0
     at: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -37,16 +40,19 @@ class Recluster(Options):
         require(rising, "at", list(self.at), "give server steps from 1 on, ascending")
 
     def __bool__(self) -> bool:
-        return bool(self.every or self.at)
+        return bool(self.every or self.visits or self.at)
 
-    def due(self, taken: np.ndarray, step: int) -> np.ndarray:
+    def due(self, taken: np.ndarray, step: int, visits: np.ndarray) -> np.ndarray:
         """Return whose statistics are due in a server step, bool [n].
 
         Args:
             taken: the step of each client's last statistics, int64 [n]; 0 before training.
             step: number of the step.
+            visits: the visits of each client since its last statistics, int64 [n].
         """
         due = step - taken >= self.every if self.every else np.zeros(len(taken), bool)
+        if self.visits:
+            due |= visits >= self.visits
         for at in self.at:
             due |= (taken < at) & (at <= step)
         return due

@@ -32,6 +32,15 @@ RUNS: dict[str, list[str]] = {
     "newcomers": ["--algorithm", "{name: pca_km_hc, components: 16}", *JOINS],
     "fedbuff": ["--algorithm", "fedbuff", "--policy", "{name: buffer, size: 3}", *FEW],
     "scaffold-events": ["--algorithm", "scaffold", "--policy", "{name: buffer, size: 2}", *FEW],
+    "look-events": ["--algorithm", "{name: emdcfl, sample_cap: 16}", "--policy", "every_arrival", *FEW],
+    "again-events": [
+        *("--algorithm", "{name: fedclust, num_clusters: 2}", "--policy", "{name: buffer, size: 2}", *FEW),
+        *("--recluster", "{visits: 2}", "--drift", "{kind: swap, at: [6], share: 0.5}"),
+    ],
+    "split-events": [
+        *("--algorithm", "{name: cfl, warmup: 4, eps1: 100, eps2: 0, max_age: null}", *FEW),
+        *("--policy", "every_arrival"),
+    ],
     "ccfl": [
         *("--algorithm", f"{{name: ccfl, {BARS}}}", "--policy", "client_decides", "--rounds", "24"),
         *("--data.scenario", CCFL),

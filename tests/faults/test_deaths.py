@@ -112,6 +112,24 @@ def test_the_clients_of_a_dead_worker_are_hosted_by_those_that_are_left(whole, m
 
 
 @pytest.mark.nightly
+def test_clusters_form_under_arrivals_while_workers_die(whole, mpirun, tmp_path):
+    """In the look of a client, in statistics that are taken again, and between splits."""
+    plans: dict[str, deaths.Plan] = {
+        "look-events": [{"rank": 3, "call": "look", "nth": 3}],
+        "again-events": [{"rank": 2, "call": "statistics", "nth": 2}],
+        "split-events": [{"rank": 1, "call": "train", "nth": 5}],
+    }
+    jobs = [(plan, deaths.arguments(tmp_path, name, name, whole.cache)) for name, plan in plans.items()]
+    end = deaths.launch_all(mpirun, 4, jobs, launcher=deaths.ULFM)
+    if not has_ulfm(end.stderr):
+        pytest.skip("this MPI has no fault tolerance (Open MPI has)")
+    assert end.returncode == 0, end.stderr
+    for name, (death,) in plans.items():
+        assert [who.split(" on ")[0] for who in deaths.lost(tmp_path, name)] == [f"rank {death['rank']}"]
+        assert_same_run(tmp_path / f"tiny-{name}", whole(name))
+
+
+@pytest.mark.nightly
 def test_a_round_in_which_clients_join_is_repeated_from_its_beginning(whole, mpirun, tmp_path):
     """Rank 1 dies in training, after the tables were regrouped: they are regrouped again, not twice."""
     plan = [{"rank": 1, "call": "train", "nth": 3}]

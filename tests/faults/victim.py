@@ -2,9 +2,9 @@
 
 JOBS is JSON: a list of [PLAN, WORDS], WORDS being the arguments of mpifl. All of them run in one job, one
 after the other, with the ranks that are left. PLAN is a list of {"rank": r, "call": name, "nth": n, "signal":
-number, "after": seconds}. Calls are the verbs of the transport, `train`, `open_federation`, `matrices`, on
-rank 0 `arrived` (uploads of a step), `record` (of an evaluation) and `on_end` (of callbacks), and `start` for
-the moment before MPI is up. A moment named this way comes back in every run, whatever the machine is doing.
+number, "after": seconds}. Calls are the verbs of the transport, `train`, `look`, `statistics`,
+`open_federation`, `matrices`, on rank 0 `arrived` (uploads of a step), `record` (of an evaluation) and
+`on_end` (of callbacks), and `start` for the moment before MPI is up. A moment named this way comes back in every run, whatever the machine is doing.
 With "targets" these ranks get the signal instead, before the seconds, in which the others notice it. Signal 0
 only waits.
 """
@@ -33,6 +33,8 @@ from mpifl.training.client import LocalClients
 
 ELSEWHERE: dict[str, list[tuple[Any, str]]] = {
     "train": [(Worker, "_train"), (LocalClients, "train_visits")],  # one visit, or many in one call
+    "look": [(Worker, "run_look")],  # of one client, under arrivals
+    "statistics": [(Worker, "run_statistics")],  # the same
     "open_federation": [(experiment, "open_federation")],
     "matrices": [(client_matrices, "_mine")],
     "arrived": [(Recorder, "arrived")],

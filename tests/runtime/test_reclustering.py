@@ -34,11 +34,12 @@ def run(folder, *options: str):
 
 def test_statistics_are_due_by_age_and_by_round():
     """Taken in rounds 0, 2 and 4: in round 5, those of 0 and 2 are two rounds old; so are those before 3."""
-    taken = np.array([0, 2, 4])
-    assert_array_equal(Recluster(every=2).due(taken, 5), [True, True, False])
-    assert_array_equal(Recluster(at=(3,)).due(taken, 5), [True, True, False])
-    assert_array_equal(Recluster(at=(3,)).due(taken, 2), [False, False, False])
-    assert_array_equal(Recluster(every=4, at=(3, 5)).due(taken, 4), [True, True, False])
+    taken, visits = np.array([0, 2, 4]), np.array([1, 3, 0])
+    assert_array_equal(Recluster(every=2).due(taken, 5, visits), [True, True, False])
+    assert_array_equal(Recluster(at=(3,)).due(taken, 5, visits), [True, True, False])
+    assert_array_equal(Recluster(at=(3,)).due(taken, 2, visits), [False, False, False])
+    assert_array_equal(Recluster(every=4, at=(3, 5)).due(taken, 4, visits), [True, True, False])
+    assert_array_equal(Recluster(visits=2).due(taken, 5, visits), [False, True, False])
     assert not Recluster()
 
 
@@ -162,6 +163,22 @@ def test_under_arrivals_a_client_sends_statistics_before_the_visit_for_which_the
     assert seconds["again"] == {usual, round(usual + size / 1e4, 6)}
 
 
+@pytest.mark.parametrize("policy", [Synchronous(), EveryArrival()], ids=["rounds", "arrivals"])
+def test_statistics_are_taken_again_after_so_many_visits(policy, tmp_path):
+    """After two visits, before the third, fifth, ...: as often as its visits allow, whatever the policy."""
+    options = {"delay": Exponential(mean_s=1.0), "cohort_size": 3}
+    steps = 8 if policy.synchronous else 24
+    done = again("fedclust", tmp_path, steps, recluster=Recluster(visits=2), policy=policy, **options)
+    visits = done.server_step.visits
+    under_way = np.zeros(6, int)
+    if not policy.synchronous:
+        for visit in done.engine.clock.visits:
+            under_way[visit.client] += 1
+    begun = visits + under_way
+    assert begun.max() > 4
+    assert sum(statistics_of(done).values()) == sum(max(0, (n - 1) // 2) for n in begun.tolist())
+
+
 @pytest.mark.parametrize("policy", [Barrier(), Buffer(size=6)], ids=["barrier", "buffer"])
 @pytest.mark.parametrize("looks", ["once", "together", "seen"])
 def test_clients_look_at_each_other_again_in_the_steps_of_rounds(policy, looks, tmp_path):
@@ -222,7 +239,7 @@ def test_newcomers_of_a_method_with_statistics_join_under_arrivals(tmp_path):
 @pytest.mark.parametrize(
     ("options", "key"),
     [
-        (["--algorithm", "ucfl", "--recluster", "{every: 1}"], "recluster"),
+        (["--algorithm", "ucfl", "--recluster", "{visits: 1}"], "recluster"),
         (["--algorithm", "{name: emdcfl, samples: server}", "--recluster", "{every: 1}"], "recluster"),
         (["--algorithm", "fedclust", "--recluster", "{every: 2}"], "recluster.every"),
         (["--algorithm", "fedclust", "--recluster", "{at: [3]}"], "recluster.at"),
