@@ -652,7 +652,10 @@ class AsynchronousEngine(Engine):
         step = self.server_step
         step.config.timeline.at_step(server.version + 1)
         new, old = self._counted(server, arrived)
-        server = step.looking_again(server, np.unique([a.visit.client for a in new]))
+        visits = step.visits.copy()
+        for a in new:
+            visits[a.visit.client] = a.visit.visit
+        server = step.looking_again(server, np.unique([a.visit.client for a in new]), visits)
         if uses(step.algorithm, SecondLook) and step.hooks.probes(server, server.version + 1):
             new, old = self._look(server, new, old, pool)
         everything = [*old, *new]  # in order of arrival

@@ -467,7 +467,7 @@ class ServerStep:
         batches = None
         if server is not None:
             with self.watch("select"):
-                server = self.looking_again(server, who.cohort)
+                server = self.looking_again(server, who.cohort, self.visits)
                 batches = self._train_batches(server, who)
         with self._counted("training", batches, main=True):
             batch = self._scatter(batches)
@@ -694,39 +694,45 @@ class ServerStep:
         new = self._mix_fingerprints("assign_new_clients", server, reports, uploads, aggregator)
         if server is None or new is None or not self.config.recluster:
             return new
-        return self._taken_now(new, clients)
+        return self._taken_now(new, clients, self.visits)
 
     def sending_statistics(self, server: Server, cohort: np.ndarray) -> np.ndarray:
         """Return which clients of a cohort send statistics in the next step: new ones, and whose are due."""
         new_clients = self.hooks.new_clients(server, cohort)
         if not self.config.recluster:
             return new_clients
-        return np.union1d(new_clients, cohort[self._due(server, cohort)])
+        return np.union1d(new_clients, cohort[self._due(server, cohort, self.visits)])
 
-    def looking_again(self, server: Server, cohort: np.ndarray) -> Server:
-        """Return the server without what second looks found about clients of a step whose looks are due."""
+    def looking_again(self, server: Server, cohort: np.ndarray, visits: np.ndarray) -> Server:
+        """Return the server without what second looks found about clients of a step whose looks are due.
+
+        Args:
+            server: the server before the step.
+            cohort: the clients that take part in it.
+            visits: number of visits of each client before it, int64 [N].
+        """
         if not self.config.recluster or not uses(self.algorithm, SecondLook):
             return server
         first = self._since(server, STATISTICS_STEP)[cohort] == 0  # they have not looked before
-        due = self._due(server, cohort) & ~first
+        due = self._due(server, cohort, visits) & ~first
         new = self.hooks.forget(server, cohort[due]) if due.any() else server
-        return self._taken_now(new, cohort[due | first])
+        return self._taken_now(new, cohort[due | first], visits)
 
     def _since(self, server: Server, entry: str) -> np.ndarray:
         """Return an entry of the state about each client's last statistics, int64 [N]; 0 before training."""
         return np.asarray(server.algorithm_state.get(entry, np.zeros_like(self.visits)))
 
-    def _due(self, server: Server, clients: np.ndarray) -> np.ndarray:
-        """Return which clients' statistics are due, bool [n]."""
+    def _due(self, server: Server, clients: np.ndarray, visits: np.ndarray) -> np.ndarray:
+        """Return which clients' statistics are due, bool [n], given the number of visits of each [N]."""
         taken = self._since(server, STATISTICS_STEP)[clients]
-        visits = (self.visits - self._since(server, STATISTICS_VISITS))[clients]
-        return self.config.recluster.due(taken, server.version + 1, visits)
+        since = (visits - self._since(server, STATISTICS_VISITS))[clients]
+        return self.config.recluster.due(taken, server.version + 1, since)
 
-    def _taken_now(self, server: Server, clients: np.ndarray) -> Server:
+    def _taken_now(self, server: Server, clients: np.ndarray, visits: np.ndarray) -> Server:
         """Return the server that knows that statistics of some clients are taken in the next step."""
-        steps, visits = (self._since(server, name).copy() for name in (STATISTICS_STEP, STATISTICS_VISITS))
-        steps[clients], visits[clients] = server.version + 1, self.visits[clients]
-        state = {**server.algorithm_state, STATISTICS_STEP: steps, STATISTICS_VISITS: visits}
+        steps, before = (self._since(server, name).copy() for name in (STATISTICS_STEP, STATISTICS_VISITS))
+        steps[clients], before[clients] = server.version + 1, visits[clients]
+        state = {**server.algorithm_state, STATISTICS_STEP: steps, STATISTICS_VISITS: before}
         return replace(server, algorithm_state=state)
 
     def book_shown(self, step: int, clients: np.ndarray) -> None:

@@ -4,9 +4,9 @@ JOBS is JSON: a list of [PLAN, WORDS], WORDS being the arguments of mpifl. All o
 after the other, with the ranks that are left. PLAN is a list of {"rank": r, "call": name, "nth": n, "signal":
 number, "after": seconds}. Calls are the verbs of the transport, `train`, `look`, `statistics`,
 `open_federation`, `matrices`, on rank 0 `arrived` (uploads of a step), `record` (of an evaluation) and
-`on_end` (of callbacks), and `start` for the moment before MPI is up. A moment named this way comes back in every run, whatever the machine is doing.
-With "targets" these ranks get the signal instead, before the seconds, in which the others notice it. Signal 0
-only waits.
+`on_end` (of callbacks), and `start` for the moment before MPI is up. A moment named this way comes back in
+every run, whatever the machine is doing. With "targets" these ranks get the signal instead, before the
+seconds, in which the others notice it. Signal 0 only waits.
 """
 
 from __future__ import annotations
