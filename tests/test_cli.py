@@ -555,7 +555,7 @@ def test_the_version_is_said(capsys):
         (["study", TINY], "command = 'study': known: "),
         (["sweep"], "the following arguments are required: CONFIG"),
         (["doctor", "--witness"], "option = '--witness': doctor does not know it"),
-        (["run", "studies/methods"], "no such file; do you mean sweeps/methods.yaml?"),
+        (["run", "studies/methods"], "no such file; do you mean sweeps/methods.yaml"),
         (["run", TINY, "--system.compiled", "true"], "system.compiled = true: unknown key; known: "),
         (["run", TINY, "--evaluation.first", "true"], "evaluation.first = true: unknown key; known: "),
         (["run", TINY, "--participation", "4"], "use a fraction in (0, 1], or give cohort_size"),
