@@ -121,8 +121,8 @@ def test_methods_are_listed_with_year_and_policies_and_chosen_by_words(said):
     every = rows()
     assert [*every] == [*CATALOGUE]
     assert every["ifca"][:4] == ["2020", "rounds", "buffer", "every_arrival"]
-    assert every["emdcfl"][:2] == ["2025", "rounds"]
-    assert "buffer" not in every["emdcfl"]
+    assert every["cflgp"][:2] == ["2024", "rounds"]
+    assert "buffer" not in every["cflgp"]
     assert every["ccfl"][:2] == ["2024", "every_arrival"]
     assert [*rows("soft")] == ["fedem", "fedsoft", "fedrc", "fedce"]
     assert [*rows("soft", "every_arrival")] == ["fedem", "fedrc"]
