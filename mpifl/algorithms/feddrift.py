@@ -17,11 +17,13 @@ room), and can let every client begin alone (`start: own`, there option F).
 
 Differs: a time step is `period` server steps. Losses travel with the first upload of a client in it, so that
 models are merged after its first round. Clients train on the data that they hold; the code goes on training
-on the data of earlier steps. A client that is absent at the beginning compares the models at its first visit
-in the step; L is then taken again, over those who have compared by then. Models whose clients have not, and
-those merged in the step, merge no more in it. The same holds under policies whose steps take few uploads,
-with `period` in these steps: the server keeps the losses of a time step. An upload is left out if the model
-that it was trained from has been replaced or merged meanwhile.
+on the data of earlier steps. There, the data of a step are new to all models; here models may have trained on
+them, which makes L_ii small and keeps like models apart. `select_on: val` compares on data that no model has
+trained on. A client that is absent at the beginning compares the models at its first visit in the step; L is
+then taken again, over those who have compared by then. Models whose clients have not, and those merged in the
+step, merge no more in it. The same holds under policies whose steps take few uploads, with `period` in these
+steps: the server keeps the losses of a time step. An upload is left out if the model that it was trained from
+has been replaced or merged meanwhile.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ class FedDrift(Algorithm):
         delta: rise of the loss of the best model that counts as drift, in units of `measure`.
         merge_delta: delta', distance up to which models are merged; None: `delta`.
         measure: what models are compared by: `error`, the share of wrong classes (authors' code), or `loss`.
+        select_on: data on which models are compared: `train` or `val`.
         start: `shared`, one model for all, or `own`, one for each client, which are merged in the second time
             step; for groups that differ from the beginning.
         max_models: R, the largest number of models; no client leaves for a new one while R have clients.
@@ -63,6 +66,7 @@ class FedDrift(Algorithm):
     delta: NonNegativeFloat = 0.1
     merge_delta: NonNegativeFloat | None = None
     measure: Literal["error", "loss"] = "error"
+    select_on: Literal["train", "val"] = "train"
     start: Literal["shared", "own"] = "shared"
     max_models: PositiveInt = 10
     variant: Literal["feddrift", "eager"] = "feddrift"
@@ -74,9 +78,14 @@ class FedDrift(Algorithm):
 
     @cached_property
     def needs(self) -> Needs:
-        """Classes if models are compared by errors."""
-        classes = self.measure == "error"
-        return Needs(client_state=True, averages=True, new_rows=True, classes=classes)
+        """Classes if models are compared by errors; validation data if on these."""
+        return Needs(
+            client_state=True,
+            averages=True,
+            new_rows=True,
+            classes=self.measure == "error",
+            validation=self.select_on == "val",
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,7 +138,8 @@ class FedDrift(Algorithm):
     def visit_passes(self, held: Held, problem: ProblemInfo) -> Sequence[Asked]:
         """Return the losses of at most all models, and a training."""
         call: Literal["logits", "loss"] = "logits" if self.measure == "error" else "loss"
-        compared = Asked(call, held.train, self.max_models, at_most=True)
+        n = held.train if self.select_on == "train" else held.val
+        compared = Asked(call, n, self.max_models, at_most=True)
         return [compared, Asked("sgd", held.train)]
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
@@ -149,10 +159,10 @@ class FedDrift(Algorithm):
         return client.report(notes, {"train_loss": w.loss}, unsent, model=w.vector), state
 
     def _loss(self, client: Client, w: Vector) -> float:
-        """Return the loss of a model on the training data, or its share of wrong classes."""
+        """Return the loss of a model, or its share of wrong classes."""
+        data = client.data.train if self.select_on == "train" else client.data.val
         if self.measure == "loss":
-            return client.loss(w)
-        data = client.data.train
+            return client.loss(w, data)
         return float((client.logits(w, data.x).argmax(-1) != data.y).double().mean())
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:

@@ -61,6 +61,15 @@ def test_a_client_detects_drift_by_the_rise_of_its_least_loss_and_trains_the_bes
     assert (float(report.vectors["model"]), float(kept["loss"]), int(kept["time"])) == (4.5, 0.5, 1)
 
 
+@pytest.mark.parametrize(("select_on", "row", "loss"), [("train", 1, 0.5), ("val", 0, 2.0)])
+def test_models_are_compared_on_training_or_validation_data(select_on, row, loss):
+    """Targets 4 and 2: of models 0 and 5, F = 8 and 1/2 in training, 2 and 9/2 in validation."""
+    client = byhand.Quadratic([4.0], val=[2.0])
+    compared = method(measure="loss", select_on=select_on)
+    report, kept = compared.local_update(byhand.message(model=[[0.0], [5.0]]), {}, client, byhand.KEY)
+    assert (report.notes["cluster"], float(kept["loss"])) == (row, loss)
+
+
 def test_a_client_compares_once_in_a_time_step():
     """Version 3 is the second round of time step 1: one model, nothing is compared or sent."""
     state = {"time": torch.tensor(1), "loss": torch.tensor(0.1)}

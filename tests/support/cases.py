@@ -37,7 +37,7 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
     ("fedem", {"variant": "emdcfl", "num_components": 2}),
     ("fedfomo", {"num_models": 1, "epsilon": 1.0}),
     ("feddrift", {"period": 1, "delta": 0.4, "start": "own", "measure": "loss"}),
-    ("feddrift", {"period": 1, "delta": 0.0, "variant": "eager"}),
+    ("feddrift", {"period": 1, "delta": 0.0, "variant": "eager", "select_on": "val"}),
     ("fielding", {"num_clusters": 3, "theta": 0.0}),
     ("fedrc", {"variant": "emdcfl", "num_clusters": 2}),
     ("fedsac", {"variant": "emdcfl", "lam": 1.0}),
