@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeAlias
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
 from mpifl.core.errors import require
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 # two rows of distances -> that of the merged cluster
 Join: TypeAlias = "Callable[[np.ndarray, np.ndarray], np.ndarray]"
@@ -180,6 +184,15 @@ def bipartition(similarity: np.ndarray, linkage: str = "complete") -> np.ndarray
     return agglomerative(1.0 - similarity, linkage, n_clusters=2)
 
 
+@cache
+def _threads() -> ThreadpoolController:
+    """Return what limits the threads of scikit-learn; it looks through all libraries once."""
+    import sklearn.cluster  # noqa: F401  (loads them)
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
 def kmeans(
     points: np.ndarray,
     k: int,
@@ -202,7 +215,6 @@ def kmeans(
     """
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
-    from threadpoolctl import threadpool_limits
 
     points = np.ascontiguousarray(points, np.float64)
     require(1 <= k <= len(points), "k", k, f"there are {len(points)} points to group")
@@ -212,7 +224,7 @@ def kmeans(
         else {"init": np.ascontiguousarray(init, np.float64), "n_init": 1}
     )
     model = KMeans(k, **start, max_iter=max_iter, random_state=seed, algorithm="lloyd")
-    with threadpool_limits(1), warnings.catch_warnings():
+    with _threads().limit(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than k are allowed
         model.fit(points)
     labels, centres = model.labels_.astype(np.int64), model.cluster_centers_
