@@ -251,3 +251,28 @@ def test_ucfl_tells_how_many_clients_hold_too_few_samples_for_a_variance(noise_b
         method.setup(byhand.problem([10, 20, 30]), fingerprints, byhand.KEY)
     assert [f"{alone} of 3 clients" in str(w.message) for w in told] == [True] * bool(alone)
     assert all("the paper's limit" in str(w.message) for w in told)
+
+
+def test_new_gradients_are_compared_with_those_that_are_kept():
+    """Gradients 0, 1, 3; user 2 sends 1.5 instead. Squares of distances: 0.25 to user 1, 2.25 to user 0.
+
+    sigma^2 = 1/2 and equal samples: W_ij ~ exp(-distance^2). Two streams: users 0 and 1 had row 0, user 2 had
+    row 1; now 1 and 2 are closest, and their stream starts half from each row.
+    """
+    apart = np.array([[0.0, 1.0, 9.0], [1.0, 0.0, 4.0], [9.0, 4.0, 0.0]])
+    state = {"known": [True] * 3, "apart": apart, "variance": [0.5] * 3, "num_samples": [4] * 3}
+    server = byhand.server(3, state, model=[[0.0], [1.0]], gradient=[[0.0], [1.0], [3.0]])
+    server.assign[:] = [0, 0, 1]
+    method = UCFL(streams=2, keep_gradients=True)
+    sent = byhand.notes([4], client=[2], row_distance=[[1.5, 0.5, 1.5]], gram=[[2.25]], variance=[0.5])
+    plan = method.assign_new_clients(server, sent)
+    now = np.array([[0.0, 1.0, 2.25], [1.0, 0.0, 0.25], [2.25, 0.25, 0.0]])
+    assert plan.algorithm_state is not None
+    assert_array_equal(plan.algorithm_state["apart"], now)
+    W = np.exp(-now) / np.exp(-now).sum(1, keepdims=True)
+    assert_allclose(plan.algorithm_state["collaboration"], W)
+    assert_array_equal(plan.assign, [0, 1, 1])
+    kept, streams = plan.mixings
+    assert_array_equal(kept.weights, [[0.0], [0.0], [1.0]])
+    assert_array_equal(kept.keep, [1.0, 1.0, 0.0])
+    assert_array_equal(streams.keep, [[1.0, 0.0], [0.5, 0.5]])

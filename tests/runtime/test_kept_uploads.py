@@ -12,14 +12,18 @@ from numpy.testing import assert_allclose, assert_array_equal
 from support import toy
 from support.cases import OPTIONS
 
+from mpifl.algorithms.emdcfl import EMDCFL
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import RememberedUploads
+from mpifl.core.federation import ClientData
 from mpifl.core.mixing import average
 from mpifl.core.plan import Plan
+from mpifl.core.rng import Key
 from mpifl.core.types import Notes, Server
-from mpifl.simulation.delays import Constant, Exponential
+from mpifl.simulation.delays import Constant, Delay, Exponential
 from mpifl.simulation.policies import Barrier, Buffer, EveryArrival, Synchronous
+from mpifl.simulation.reclustering import Recluster
 
 SLOW = Exponential(mean_s=2.0)
 ANY_AGE: Mapping[str, Any] = {"max_age": None}
@@ -177,3 +181,85 @@ def test_emdcfl_compares_each_pair_once_whatever_the_order_of_arrivals(tmp_path)
             for run in (rounds, arrivals)
         ]
         assert sent[0] == sent[1] > 0
+
+
+class Swapping(toy.Tiny):
+    """Four clients in two groups; 1 and 2 change places at server step 5, and keep their sizes."""
+
+    def __init__(self) -> None:
+        super().__init__(num_clients=4, equal=True)
+
+    def data_set(self, k: int, visit: int, step: int) -> int:
+        """Return whether the client has changed."""
+        return int(k in (1, 2) and step >= 5)
+
+    def data_sets_of(self, clients: np.ndarray, visits: np.ndarray, step: int) -> np.ndarray:
+        """Return `data_set` of several clients."""
+        return np.array([self.data_set(k, 0, step) for k in clients.tolist()])
+
+    def client(self, k: int, visit: int = 0) -> ClientData:
+        """Return samples of the client's group, or of the other one."""
+        group = int(self.groups[k]) ^ visit
+        splits = ((name, int(self.sizes[k, i])) for i, name in enumerate(("train", "val", "test")))
+        return ClientData(*(toy.draw(name, k, n, group) for name, n in splits))
+
+
+@dataclass(frozen=True)
+class OneTenthEach(Delay):
+    """Client k takes 1 + k / 10 seconds."""
+
+    def seconds(self, client: int, visit: int, key: Key) -> float:
+        """Return them."""
+        return 1 + client / 10
+
+
+def test_a_swap_of_two_clients_under_arrivals_by_hand(tmp_path):
+    """All four are under way, and arrive in turn: steps 1 to 4 at 1.0 to 1.3 s, steps 5 to 8 at 2.0 to 2.6 s.
+
+    1 and 2 hold each other's kind of samples from step 5 on. At step 7, the second arrival of client 2, the
+    distances of client 2 are due; at step 8 those of 3, whose turn it is, and so on: at steps 9 and 10 those
+    of 0 and 1. The model of 2 at step 7 was trained from version 3; remembered are those of 0 (from version
+    1, of step 5), of 1 (from version 2, of step 6) and of 3 (from version 0, of step 4).
+    """
+    method = EMDCFL(epsilon=0.3)
+    common = {"policy": EveryArrival(), "delay": OneTenthEach(), "recluster": Recluster(at=(7,))}
+    done = toy.events(method, Swapping(), tmp_path, 12, **common)
+    rows = [(row["time"], row["client"], row["staleness"]) for row in done.arrivals[:8]]
+    assert [(k, lag) for _, k, lag in rows] == [(0, 0), (1, 1), (2, 2), (3, 3), *((k, 3) for k in range(4))]
+    assert_allclose([time for time, _, _ in rows], [1.0, 1.1, 1.2, 1.3, 2.0, 2.2, 2.4, 2.6])
+    evidence = done.notes[6]  # of step 7
+    assert columns(evidence) == [(0, False, 5), (1, False, 4), (2, True, 3), (3, False, 6)]
+
+    def neighbours(step: int) -> list[list[int]]:
+        linked = done.servers[step].algorithm_state["linked"]
+        return [np.flatnonzero(row).tolist() for row in linked]
+
+    assert neighbours(6) == [[0, 1], [0, 1], [2, 3], [2, 3]]  # as before the swap
+    assert neighbours(7) == [
+        [0, 1, 2],
+        [0, 1],
+        [0, 2],
+        [3],
+    ]  # 2 has looked: it is like 0, and no longer like 3
+    assert neighbours(10) == [[0, 2], [1, 3], [0, 2], [1, 3]]  # and 1, the last, like 3
+    body = sum(s.stop - s.start for s in done.server_step.problem.layout.part("body"))
+    asked = {
+        (row["step"], row["direction"]): (row["messages"], row["numbers"])
+        for row in totals(done.server_step.ledger.rows(), "extractor")
+    }
+    first = {step: 2 * (step - 1) for step in (2, 3, 4)}  # with each of those who had arrived, both ways
+    again = dict.fromkeys((7, 8, 9, 10), 6)
+    expected = {step: (n, n * body) for step, n in (first | again).items()}
+    assert asked == {(step, way): n for step, n in expected.items() for way in ("up", "down")}
+
+
+def totals(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Return the rows of a ledger with a name, summed over the rows of tables that clients had read."""
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for row in rows:
+        if row["name"] == name:
+            at = row["step"], row["direction"]
+            total = found.setdefault(at, {"step": at[0], "direction": at[1], "messages": 0, "numbers": 0})
+            total["messages"] += row["messages"]
+            total["numbers"] += row["numbers"]
+    return [*found.values()]
