@@ -9,32 +9,30 @@ method and world, with the candidates that were chosen. The tables of the page a
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from mpifl.analysis.tables import Table, as_markdown
 from mpifl.core.case_names import labels_of, rows_left_out
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import require
 from mpifl.core.files import write_atomically
-from mpifl.core.textfiles import json_file
 from mpifl.experiment import loader
 from mpifl.experiment.table_layout import COLUMNS, ROWS, SEED
-from mpifl.results.reader import load
 from mpifl.sweeps.cases import Case, started_with, table_of, unchecked_cases
-from mpifl.sweeps.results import check_case, is_complete, result_of
+from mpifl.sweeps.results import is_complete, result_of
 from mpifl.sweeps.table import Result, markdown
 from mpifl.sweeps.tuning import CHOICES_FILE, SUFFIX
 
-ROOT = Path(__file__).parents[2]
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # a program, not a module of pytest
+
+from support.recorded import Recorded, about, kept, runs_of
+
 NAME = "clustered-methods"
-PAGE = ROOT / "docs" / f"{NAME}.md"
-MEASURED = ROOT / "configs" / "sweeps" / "measured" / f"{NAME}.json"
-BEGIN = "<!-- written by tests/campaigns/record_methods.py -->\n"
-END = "<!-- end -->\n"
+RECORDED = Recorded(NAME, "record_methods.py")
+PAGE = RECORDED.page
 
 
 def record(folders: Sequence[Path]) -> list[Path]:
@@ -50,20 +48,18 @@ def record(folders: Sequence[Path]) -> list[Path]:
         UserError: a folder is that of another sweep, or none has a finished case.
     """
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    about: dict[str, set[str]] = {"dates": set(), "code": set()}
+    origins: dict[str, set[str]] = {"dates": set(), "code": set()}
     for folder in folders:
         for place, one, of in _rows(folder):
             found[place] = one
             for name, texts in of.items():
-                about[name] |= texts
+                origins[name] |= texts
     require(bool(found), "RUN", str(folders), "have no finished case; run it first")
     tree = loader.read(f"sweeps/{NAME}")
     order = [(w, r) for w in labels_of(tree["vary"][COLUMNS]) for r in labels_of(tree["vary"][ROWS])]
-    head = {"sweep": f"sweeps/{NAME}", **{name: sorted(texts) for name, texts in about.items()}}
-    lines = ",\n".join(f"  {json.dumps(found[place])}" for place in order if place in found)
-    write_atomically(MEASURED, f'{{{json.dumps(head)[1:-1]}, "rows": [\n{lines}\n]}}\n')
+    RECORDED.write([found[place] for place in order if place in found], origins)
     write_atomically(PAGE, page(PAGE.read_text()))
-    return [MEASURED, PAGE]
+    return [RECORDED.measured, PAGE]
 
 
 def _rows(folder: Path) -> Iterator[tuple[tuple[str, str], dict[str, Any], dict[str, set[str]]]]:
@@ -83,30 +79,22 @@ def _rows(folder: Path) -> Iterator[tuple[tuple[str, str], dict[str, Any], dict[
         of: dict[str, set[str]] = {"dates": set(), "code": set()}
         if place in chosen:
             one["chosen"] = chosen[place]["candidate"].removeprefix(f"{place[1]}, ")
-            one["validation"] = _kept(float(chosen[place]["metric_mean"]))
-        for case in group:
-            check_case(case, folder)
-            run = load(case.folder(folder))
+            one["validation"] = kept(float(chosen[place]["metric_mean"]))
+        for case, run in runs_of(group, folder):
             values = result_of(case.labels, run).values
             one["seed"].append(case.labels[SEED])
             one["digest"].append(run.summary["digest"][:12])
             for name in names:
                 if name in values:
-                    one.setdefault(name, []).append(_kept(values[name]))
-            ended = datetime.fromtimestamp((case.folder(folder) / "summary.json").stat().st_mtime, UTC)
-            of["dates"].add(f"{ended:%Y-%m-%d}")
-            of["code"].add(str(run.summary["identity"]["code"]))
+                    one.setdefault(name, []).append(kept(values[name]))
+            for name, text in about(run).items():
+                of[name].add(text)
         yield place, one, of
-
-
-def _kept(value: float) -> float:
-    """Return a whole number (bytes) unchanged, and any other number with six digits."""
-    return value if float(value).is_integer() else float(f"{value:.6g}")
 
 
 def measured() -> list[dict[str, Any]]:
     """Return the record of each method and world."""
-    return list(json_file(MEASURED, "RUN")["rows"])
+    return RECORDED.rows()
 
 
 def results() -> list[Result]:
@@ -151,11 +139,7 @@ def page(text: str) -> str:
     Raises:
         UserError: it has no place for them.
     """
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not (begin and end):
-        raise UserError("page", PAGE.name, f"has no lines {BEGIN.strip()} and {END.strip()}")
-    return f"{head}{BEGIN}\n{tables()}\n{END}{tail}"
+    return RECORDED.with_tables(text, tables())
 
 
 if __name__ == "__main__":
