@@ -47,7 +47,7 @@ WAYS = (
 SHOWN = ("rounds", "buffer 12", "arrivals 12")  # of which there are tables of all methods, and curves
 PAIRS = {name: f"{name} again" for name in ("PACFL", "FlexCFL", "EMD-CFL")}
 PERCENT = (0.0, 100.0)
-DRAWN = ("FedAvg", "Oracle", "IFCA", "FeSEM", "PACFL", "PACFL again", "FedDrift")
+DRAWN = ("FedAvg", "Oracle", "IFCA", "FeSEM", "FlexCFL", "FlexCFL again", "FedDrift")
 Place = tuple[str, str]  # group of columns, row
 Rows = Mapping[Place, Mapping[str, Any]]
 
@@ -90,8 +90,8 @@ def record(folder: Path, to: Recorded = RECORDED, figure: Path = FIGURE) -> list
                 one.setdefault(name, []).append(value)
             for name, text in about(run).items():
                 origins[name].add(text)
-            began.append((run.folder / "run.json").stat().st_mtime - run.summary["wall_seconds"])
             ended.append((run.folder / "summary.json").stat().st_mtime)
+            began.append(ended[-1] - run.summary["wall_seconds"])
         rows.append(one)
     require(
         bool(rows), "RUN", str(folder), "has no method with all seeds in a group of columns; run it first"
@@ -197,6 +197,7 @@ def tables(of: Recorded = RECORDED) -> str:
     parts = []
     for way in SHOWN:
         parts += [f"**Accuracy after the change, %: {way}**\n", as_markdown(_after(rows, way))]
+    parts += ["**ARI at the end**\n", as_markdown(_ari(rows))]
     parts += ["**Accuracy after the change, %, and visits under way**\n", as_markdown(_staleness(rows))]
     parts += ["**Looking once and again, under swap**\n", as_markdown(_again(rows))]
     parts += [
@@ -205,12 +206,25 @@ def tables(of: Recorded = RECORDED) -> str:
     ]
     parts += ["**Recovery from swap**\n", as_markdown(_recovery(rows))]
     parts.append("[]: 95 % confidence interval of the mean over seeds (t); -: not recorded\n")
-    left = json_file(of.measured, "RUN")["missing"]
-    if left:
-        parts.append("Not recorded, because a run failed or had not ended:\n")
-        parts += [f"- {one[ROWS]}, {one[COLUMNS]}: seed {', '.join(one[SEED])}" for one in left]
-        parts[-1] += "\n"
-    return "\n".join(parts)
+    head = json_file(of.measured, "RUN")
+    runs = sum(len(one["seed"]) for one in rows.values())
+    took = f"The {runs:,} recorded runs took {head['minutes']} minutes"
+    parts.append(f"{took}, by two processes on a machine of two cores that other work shared.\n")
+    return "\n".join([*parts, *_missing(head["missing"])])
+
+
+def _missing(left: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each method that is not recorded in some groups of columns."""
+    out: dict[str, list[str]] = {}
+    for one in left:
+        out.setdefault(one[ROWS], []).append(one[COLUMNS])
+    every = len(WORLDS) * len(WAYS)
+    lines = [
+        f"- {row}: " + (f"all {every} groups of columns" if len(of) == every else "; ".join(of))
+        for row, of in out.items()
+    ]
+    said = "Not recorded, because runs of a seed had failed or had not ended:\n"
+    return [said, *lines, ""] if lines else []
 
 
 def _after(rows: Rows, way: str) -> Table:
@@ -219,6 +233,15 @@ def _after(rows: Rows, way: str) -> Table:
         for row in methods()
     ]
     return Table.of(["", *WORLDS], lines)
+
+
+def _ari(rows: Rows) -> Table:
+    places = [(world, way) for world in WORLDS if world != "label" for way in SHOWN]
+    lines = [
+        [row, *(cell(values(rows, *place, row, "ari"), 2, (-1.0, 1.0)) for place in places)]
+        for row in methods()
+    ]
+    return Table.of(["", *(f"{world}, {way}" for world, way in places)], lines)
 
 
 def staleness(rows: Rows, way: str) -> float:
