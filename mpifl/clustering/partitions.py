@@ -162,15 +162,24 @@ def merge_closest(distances: np.ndarray, threshold: float, linkage: str = "avera
     d = np.array(distances, np.float64)
     d[np.isnan(d)] = np.inf  # an unknown distance merges nobody
     np.fill_diagonal(d, np.inf)
-    label = np.arange(len(d))
+    label, nearest = np.arange(len(d)), d.argmin(1)  # of each cluster, the first of equals
+    least = d[label, nearest]
     while True:
-        i, j = np.unravel_index(np.argmin(d), d.shape)  # the first of equals; i < j by symmetry
-        if not d[i, j] <= threshold or i == j:
+        i = int(least.argmin())
+        j = int(nearest[i])  # i < j by symmetry
+        if not least[i] <= threshold or i == j:
             return canonical(label)
         d[i] = d[:, i] = join[linkage](d[i], d[j])
         d[j] = d[:, j] = np.inf
         d[i, i] = np.inf
         label[label == label[j]] = label[i]
+        apart = d[i]  # of the merged cluster to all others
+        nearer = (apart < least) | ((apart == least) & (i < nearest))
+        lost = np.flatnonzero((nearest == i) | (nearest == j))
+        nearest[nearer], least[nearer] = i, apart[nearer]
+        for k in {*lost.tolist(), i, j}:
+            nearest[k] = d[k].argmin()
+            least[k] = d[k, nearest[k]]
 
 
 def bipartition(similarity: np.ndarray, linkage: str = "complete") -> np.ndarray:

@@ -139,6 +139,32 @@ def test_pacfl_merging_agrees_with_weighted_linkage_of_scipy():
         assert_array_equal(G.merge_closest(d, t), G.canonical(fcluster(tree, t, "distance")))
 
 
+def merged_by_brute_force(distances, threshold, linkage):
+    """Merge the first closest pair of all, one after the other."""
+    d, label = distances.copy(), np.arange(len(distances))
+    np.fill_diagonal(d, np.inf)
+    join = {"average": lambda a, b: (a + b) / 2, "maximum": np.maximum, "minimum": np.minimum}[linkage]
+    while d.min() <= threshold:
+        i, j = np.unravel_index(d.argmin(), d.shape)
+        d[i] = d[:, i] = join(d[i], d[j])
+        d[i, i], d[j], d[:, j] = np.inf, np.inf, np.inf
+        label[label == label[j]] = label[i]
+    return G.canonical(label)
+
+
+@pytest.mark.parametrize("linkage", ["average", "maximum", "minimum"])
+def test_merging_takes_the_first_closest_pair_also_among_many_equals(linkage):
+    """Distances are small integers, or unknown."""
+    random = np.random.default_rng(2)
+    for n in random.integers(2, 12, size=60):
+        upper = np.triu(random.choice([1.0, 2.0, 2.0, 3.0, 4.0, np.inf], size=(n, n)), 1)
+        d = np.where(upper > 0, upper, 0) + np.where(upper > 0, upper, 0).T
+        for threshold in (1.0, 2.5):
+            assert_array_equal(
+                G.merge_closest(d, threshold, linkage), merged_by_brute_force(d, threshold, linkage)
+            )
+
+
 def test_bipartition_separates_opposite_updates():
     similarity = np.array([[1, -0.9, 0.8], [-0.9, 1, -0.7], [0.8, -0.7, 1]])
     assert_array_equal(G.bipartition(similarity), [0, 1, 0])
