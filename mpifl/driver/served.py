@@ -73,6 +73,8 @@ def served_rows(
     for k, model in zip(new.clients.tolist(), new.models if new.models is not None else (), strict=True):
         for name, rows in found.items():
             own = take(model, layout.part(holds.get(name, "all")))
+            if tables[name].shape[1] < len(own):  # holds no part of the model
+                continue
             alike = (tables[name][:, : len(own)] == own).all(1)
             rows[k] = int(alike.int().argmax()) if alike.any() else UNKNOWN
     return found

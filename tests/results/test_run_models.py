@@ -78,6 +78,30 @@ def test_clients_that_no_visit_reached_have_the_model_that_they_choose(tmp_path,
         assert hits / len(test) == accuracy
 
 
+BESIDE = """
+from dataclasses import dataclass, replace
+import torch
+from mpifl.algorithms.hypcluster import HypCluster
+
+
+@dataclass(frozen=True)
+class Beside(HypCluster):
+    paper = "mansour2020three"
+
+    def setup(self, problem, fingerprints, key):
+        server = super().setup(problem, fingerprints, key)
+        return replace(server, tables={**server.tables, "beside": torch.zeros(2, 3)})
+"""
+
+
+def test_a_table_that_holds_no_model_does_not_keep_clients_from_the_rows_that_they_choose(tmp_path):
+    (tmp_path / "own.py").write_text(BESIDE)
+    method = {"name": f"{tmp_path / 'own.py'}:Beside", "num_clusters": 3}
+    options = {"cohort_size": 2, "rounds": 1, "output": {"folder": str(tmp_path)}}
+    run = mpifl.run(str(CONFIG), algorithm=method, **options)
+    assert load_file(run.folder / "model.safetensors")["served.model"].min() >= 0
+
+
 def test_a_resumed_run_says_the_same_rows(tmp_path):
     ifca = {"name": "ifca", "num_clusters": 3}
     options = {"rounds": 3}
