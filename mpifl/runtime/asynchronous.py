@@ -492,6 +492,10 @@ class AsynchronousEngine(Engine):
         """
         step, newest = self.server_step, max(self.servers)
         server = self.servers[newest]
+        if not step.config.recluster:
+            clients = clients[step.visits[clients] == 0]  # the others have taken part
+        if not len(clients):
+            return
         sending = step.sending_statistics(server, clients)
         if not len(sending):
             return
