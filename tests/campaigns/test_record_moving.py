@@ -234,3 +234,15 @@ def test_fesem_finds_few_groups():
 def test_emdcfl_with_few_samples_links_hardly_any_clients():
     aris = [np.mean(one["ari"]) for (_, row), one in ROWS.items() if row in ("EMD-CFL", "EMD-CFL again")]
     assert max(aris) <= 0.10
+
+
+def test_feddrift_keeps_near_the_oracle_in_all_worlds_at_the_bytes_of_its_models():
+    behind = {(w, way): gain(w, way, "Oracle", "FedDrift").mean() for w in WORLDS for way in SHOWN}
+    assert max(behind.values()) <= 1.0
+    said(9, "1.0")
+    said(9, span([gain("split", way, "FedDrift", "IFCA").mean() for way in SHOWN]))
+    ratios = [
+        of("swap", way, "FedDrift", "bytes").mean() / of("swap", way, "FedAvg", "bytes").mean()
+        for way in SHOWN
+    ]
+    said(9, ", ".join(f"{ratio:.1f}" for ratio in ratios[:2]) + f" and {ratios[2]:.1f} times")
