@@ -650,16 +650,16 @@ class AsynchronousEngine(Engine):
     def _step(self, server: Server, arrived: Sequence[Arrival], pool: RecoveringPool) -> Server:
         """Return the server after a step with the uploads that have arrived, and those that are remembered.
 
-        Reports are ordered by (client, visit). A step in which every upload is left out is one without
-        reports.
+        Reports are ordered by (client, visit).
         """
         step = self.server_step
         step.config.timeline.at_step(server.version + 1)
         new, old = self._counted(server, arrived)
-        visits = step.visits.copy()
-        for a in new:
-            visits[a.visit.client] = a.visit.visit
-        server = step.looking_again(server, np.unique([a.visit.client for a in new]), visits)
+        if step.config.recluster:
+            visits = step.visits.copy()  # before those that have arrived
+            for a in new:
+                visits[a.visit.client] = a.visit.visit
+            server = step.looking_again(server, np.unique([a.visit.client for a in new]), visits)
         if uses(step.algorithm, SecondLook) and step.hooks.probes(server, server.version + 1):
             new, old = self._look(server, new, old, pool)
         everything = [*old, *new]  # in order of arrival
