@@ -307,13 +307,6 @@ OPTIONS = {
         ],
         ["newcomers.joins_s = 3", "give a scale"],
     ),
-    "newcomers that send statistics outside of rounds": (
-        [
-            *("--algorithm", "pacfl", "--policy", "{name: buffer, size: 2}"),
-            *("--newcomers", "{share: 0.4, joins_s: 3}"),
-        ],
-        ["newcomers = 0.4", "use policy rounds"],
-    ),
     "stacks of clients that several workers host": (
         ["--system.hosting", "groups", "--system.stack", "4"],
         ["system.stack = 4", "hosting any"],

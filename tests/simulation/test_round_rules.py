@@ -222,7 +222,7 @@ LONG = {"flt": pytest.mark.nightly}  # UMAP is compiled first
 BESIDE = [
     pytest.param(name, marks=LONG.get(name, ()))
     for name, method in CATALOGUE.items()
-    if issubclass(method, NewClients | SecondLook)
+    if {NewClients, SecondLook} & method(**OPTIONS.get(name, {})).capabilities
 ]
 
 

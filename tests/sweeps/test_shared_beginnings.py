@@ -22,6 +22,7 @@ from support import toy
 from support.runs import CONFIG
 
 from mpifl.algorithms.ccfl import CCFL
+from mpifl.algorithms.csafl import CSAFL
 from mpifl.algorithms.emdcfl import EMDCFL
 from mpifl.algorithms.fedclust import FedClust
 from mpifl.algorithms.fedcuau import FedCUAU
@@ -441,6 +442,7 @@ FIRST = {
     FlexCFL: ("fingerprint",),
     FedCUAU: ("fingerprint",),
     FLT: ("shows", "fingerprint"),
+    CSAFL: ("fingerprint",),
     CCFL: ("setup",),
     FedSoftAsync: ("setup",),
     Local: ("setup",),
