@@ -173,17 +173,12 @@ class UCFL(NewClients, RememberedUploads, PlainVisits, Algorithm):
             text = f"algorithm.noise_batch = {self.noise_batch}: {few}; {limit} training; use less"
             warnings.warn(text, stacklevel=2)
         delta = squared_distances(fingerprints["gram"])
-        sigma2, n, N = (
-            fingerprints["variance"].astype(np.float64),
-            fingerprints.num_samples,
-            problem.num_clients,
-        )
-        everyone, kept = fingerprints.client, dict[str, np.ndarray]()
+        everyone, N, kept = fingerprints.client, problem.num_clients, dict[str, np.ndarray]()
         if self.keep_gradients:
             kept = {"known": np.zeros(N, bool), "apart": np.zeros((N, N)), "variance": np.zeros(N)}
             kept["num_samples"] = np.zeros(N, np.int64)
             kept |= _taken(kept, fingerprints, delta)
-        W = self._weights(delta, sigma2, n)
+        W = self._weights(delta, fingerprints["variance"].astype(np.float64), fingerprints.num_samples)
         assign, state = self._streams(W if len(everyone) == N else _of_all(W, everyone, N), everyone)
         tables = {"gradient": torch.zeros(N, problem.layout.num_parameters)} if self.keep_gradients else {}
         return problem.server(problem.alike(len(mixtures(state))), assign, {**state, **kept}, **tables)
@@ -201,12 +196,13 @@ class UCFL(NewClients, RememberedUploads, PlainVisits, Algorithm):
     def _streams(self, W: np.ndarray, everyone: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Return the row [N] of each user, and the weights, from W [N, N] of the users `everyone`."""
         state, assign = {"collaboration": W}, np.arange(len(W))
+        theirs = W if len(everyone) == len(W) else W[everyone]
         if self.streams == -1:
-            choice = kmeans_by_silhouette(W[everyone], seed=KMEANS_SEED, worth=self.worth)
+            choice = kmeans_by_silhouette(theirs, seed=KMEANS_SEED, worth=self.worth)
             labels, state["weights"] = choice.labels, choice.centres
             state["silhouette"] = np.array(sorted(choice.scores.items()))  # rows (k, s_k)
         elif 0 < self.streams < len(W):
-            found = kmeans(W[everyone], min(self.streams, len(everyone)), seed=KMEANS_SEED)
+            found = kmeans(theirs, min(self.streams, len(everyone)), seed=KMEANS_SEED)
             labels, state["weights"] = found.labels, found.centres
         else:
             return assign, state

@@ -67,9 +67,8 @@ def joined(
     num_rows = max(num_old, int(labels.max()) + 1)
     keep = np.eye(num_rows + 1, num_old + 1)
     keep[num_old:, num_old] = 1.0
-    for new, parent in enumerate(parents[: num_rows - num_old], num_old):
-        if parent >= 0:
-            keep[new] = np.eye(num_old + 1)[parent]
+    for new, parent in enumerate(parents, num_old):
+        keep[new] = np.eye(num_old + 1)[parent]  # -1: the initial model, the last row
     assign = np.where(server.assign == num_old, num_rows, server.assign)
     assign[clients] = labels
     known = updated(server.algorithm_state["known"], clients, True)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -236,7 +236,7 @@ class Algorithm(Options, ABC):
         A method whose `max_age` is 0 remembers no uploads.
         """
         found = declared(type(self))
-        forgets = RememberedUploads in found and vars(self).get("max_age") == 0
+        forgets = RememberedUploads in found and cast(RememberedUploads, self).max_age == 0
         return found - {RememberedUploads} if forgets else found
 
     # -- a round

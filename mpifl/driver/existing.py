@@ -22,13 +22,8 @@ from mpifl.results.identity import OF_A_MACHINE, OWN
 from .checkpoints import locked
 
 KEY = "output.existing"
-NO_RESULT = (
-    "system",
-    "checkpoint",
-    "vary",
-    "table",
-    "tune",
-)  # sections that change neither numbers nor files
+# sections that change neither numbers nor files
+NO_RESULT = ("system", "checkpoint", "vary", "table", "tune")
 OF_PLACE = ("output.folder", "output.id", "output.existing", "output.label", "output.callbacks")
 WAYS = f"change it back, give another output.id, or use {KEY} {REPLACE}"
 

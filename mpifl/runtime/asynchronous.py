@@ -8,7 +8,7 @@ each visit under way has read; the visit is trained again after resuming.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import inf, nan
 from time import perf_counter
@@ -22,7 +22,7 @@ from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables, read_rows, row_distances, rows_of
 from mpifl.aggregation.update_filter import UpdateFilters
 from mpifl.comm.single import Single
-from mpifl.comm.task_pool import RecoveringPool, Task, task_loop
+from mpifl.comm.task_pool import Answer, RecoveringPool, Task, task_loop
 from mpifl.comm.transport import RankLost
 from mpifl.core.capabilities import (
     OneShotStatistics,
@@ -291,8 +291,8 @@ class AsynchronousEngine(Engine):
         self.kept: KeptUploads | None = None
         if uses(server_step.algorithm, RememberedUploads):
             self.kept = KeptUploads(hooks_of(server_step.algorithm, RememberedUploads).max_age)
-        weighs = server_step.algorithm.needs.weighs_staleness
-        self.damps = not (weighs or mixes_remembered(server_step.algorithm))
+        self.mixes_remembered = mixes_remembered(server_step.algorithm)
+        self.damps = not (self.mixes_remembered or server_step.algorithm.needs.weighs_staleness)
         self.start, self.evaluation_time = now(), np.zeros(2)  # real and processor seconds
         self.served = np.zeros((server_step.transport.size, 2))  # for each rank: idle seconds, all seconds
         self.last_served: tuple[float, float] | None = None  # the same of this worker, before a command
@@ -504,14 +504,12 @@ class AsynchronousEngine(Engine):
         step.book_shown(number, sending)
         shown = step.publish_shown()
         reads = {name: tuple(range(len(rows))) for name, rows in shown.items()}
-        for j, k in enumerate(sending.tolist()):
-            task = StatisticsTask(ClientTask(j, k, int(step.visits[k]), reads), number)
-            pool.submit(Task(-1 - j, -inf, task, shown, tuple(step.scheduler.candidates(k))))
+        tasks = [
+            (StatisticsTask(ClientTask(j, k, int(step.visits[k]), reads), number), shown)
+            for j, k in enumerate(sending.tolist())
+        ]
         headers, uploads = list[ReportHeader](), dict[str, list[torch.Tensor]]()
-        for j in range(len(sending)):
-            with step.watch("wait"):
-                (header, computed), vectors = pool.result(-1 - j)
-            step.computation.add(number, computed)
+        for header, vectors in self._made_now(tasks, pool):
             step.book(number, header)
             headers.append(header)
             for name, rows in vectors.items():
@@ -591,8 +589,27 @@ class AsynchronousEngine(Engine):
         if self.kept is None:
             return arrived, ()
         last = {a.visit.client: a for a in arrived}
-        new = [a for a in arrived if self.damps or last[a.visit.client] is a]
+        new = [a for a in arrived if not self.mixes_remembered or last[a.visit.client] is a]
         return new, self.kept.counting(server.version, last)
+
+    def _made_now(
+        self,
+        tasks: Sequence[tuple[StatisticsTask | LookTask, Mapping[str, torch.Tensor]]],
+        pool: RecoveringPool,
+    ) -> Iterator[Answer]:
+        """Yield what clients make in some tasks that rank 0 waits for, in their order, with its vectors.
+
+        Workers make them before the visits that have not begun; what was computed is counted.
+        """
+        step = self.server_step
+        for j, (header, vectors) in enumerate(tasks):
+            ranks = tuple(step.scheduler.candidates(header.client))
+            pool.submit(Task(-1 - j, -inf, header, vectors, ranks))  # visits have numbers from 0 on
+        for j, (header, _) in enumerate(tasks):
+            with step.watch("wait"):
+                (made, computed), vectors = pool.result(-1 - j)
+            step.computation.add(header.step, computed)
+            yield made, vectors
 
     def _look(
         self, server: Server, new: Sequence[Arrival], old: Sequence[Arrival], pool: RecoveringPool
@@ -617,23 +634,16 @@ class AsynchronousEngine(Engine):
             visits[:] = 0
         looks = LookPlan(clients, visits, np.zeros_like(clients), step.hooks.pairs(server, clients, fresh))
         asking = [i for i in range(len(arrivals)) if looks.asks(i)]
-        for i in asking:
-            a = arrivals[i]
-            task = LookTask(looks, i, number, a.header.shapes)
-            ranks = tuple(step.scheduler.candidates(a.visit.client))
-            pool.submit(Task(-1 - i, -inf, task, a.vectors, ranks))
+        tasks = [(LookTask(looks, i, number, arrivals[i].header.shapes), arrivals[i].vectors) for i in asking]
         found, failed = dict[int, Found](), dict[int, Dropped]()
-        for i in asking:
-            with step.watch("wait"):
-                (made, computed), _ = pool.result(-1 - i)
-            step.computation.add(number, computed)
+        for i, (made, _) in zip(asking, self._made_now(tasks, pool), strict=True):
             if isinstance(made, Dropped):
                 failed[i] = made
                 continue
             found[i] = made
-            sizes = {name: count_numbers(value) for name, value in made.notes.items()}
-            for name, size in sizes.items() if fresh[i] else ():
-                step.ledger.add_up(number, name, int(clients[i]), size, note=True)
+            if fresh[i]:
+                for name, value in made.notes.items():
+                    step.ledger.add_up(number, name, int(clients[i]), count_numbers(value), note=True)
             step.book_exchanges(number, made.exchanges)
         out = list[Arrival]()
         for i, a in enumerate(arrivals):

@@ -61,16 +61,8 @@ class KeptUploads:
     def keep(self, arrivals: Sequence[Arrival]) -> None:
         """Keep uploads, in the order of their visits, as those of their clients."""
         for arrival in arrivals:
-            old = arrival.header
-            header = ReportHeader(
-                number=0,
-                fresh=False,
-                notes={},
-                findings={},
-                metrics={},
-                **{name: getattr(old, name) for name in KEPT},
-            )
-            self._last[old.client] = replace(arrival, header=header)
+            header = _remembered({name: getattr(arrival.header, name) for name in KEPT})
+            self._last[header.client] = replace(arrival, header=header)
 
     def counting(self, version: int, without: Collection[int] = ()) -> list[Arrival]:
         """Return the uploads that count in the step of a version, in the order of clients.
@@ -100,6 +92,10 @@ class KeptUploads:
         for about in saved.values["kept"]:
             head, visit = about["header"], Visit(**about["visit"])
             head |= {"shapes": {name: tuple(shape) for name, shape in head["shapes"].items()}}
-            header = ReportHeader(number=0, fresh=False, notes={}, findings={}, metrics={}, **head)
             vectors = {name: saved.tensors[f"kept/{visit.client}/{name}"] for name in about["names"]}
-            self._last[visit.client] = Arrival(visit, header, vectors, {})
+            self._last[visit.client] = Arrival(visit, _remembered(head), vectors, {})
+
+
+def _remembered(kept: Mapping[str, Any]) -> ReportHeader:
+    """Return the header of an upload that counts in later steps, from the entries that are `KEPT`."""
+    return ReportHeader(number=0, fresh=False, notes={}, findings={}, metrics={}, **kept)

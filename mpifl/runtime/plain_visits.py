@@ -15,7 +15,7 @@ import torch
 from mpifl.aggregation.exact_sum import max_abs
 from mpifl.aggregation.tables import Tables, read_rows, row_distances
 from mpifl.core.algorithm import plain_visit
-from mpifl.core.capabilities import PlainVisit, RememberedUploads, upload_named
+from mpifl.core.capabilities import PlainVisit
 from mpifl.core.client import TrainedVisits
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Message
@@ -37,9 +37,7 @@ def in_one_call(config: StepConfig, tables: Tables, watch: Stopwatch) -> PlainVi
     visit = plain_visit(config.algorithm)
     if visit is None or config.stack > 1:
         return None
-    remembered = upload_named(config.algorithm, RememberedUploads, "remembered")
-    remembered = remembered if config.synchronous else None  # else rank 0 remembers it
-    return PlainVisitRunner(config, tables, watch, visit, remembered)
+    return PlainVisitRunner(config, tables, watch, visit)
 
 
 class _Trained(NamedTuple):
@@ -57,19 +55,16 @@ class PlainVisitRunner:
         tables: this rank's part of the server's tables.
         watch: counts the seconds of each phase.
         visit: what each visit does.
-        remembered: name of the upload that the store keeps; None if it keeps none.
     """
 
-    def __init__(
-        self, config: StepConfig, tables: Tables, watch: Stopwatch, visit: PlainVisit, remembered: str | None
-    ) -> None:
+    def __init__(self, config: StepConfig, tables: Tables, watch: Stopwatch, visit: PlainVisit) -> None:
         self.config, self.tables, self.watch, self.visit = config, tables, watch, visit
-        self.remembered = remembered
+        self.remembered = config.remembered
         self.names = (visit.upload, *visit.unsent)
 
         c = config
         changed = c.filters.at_clients
-        stays = (remembered or visit.upload) in self.names and not c.clients.keeps_optimizer
+        stays = (self.remembered or visit.upload) in self.names and not c.clients.keeps_optimizer
         # a change of a model with running statistics is reported with them (`Algorithm.changes`)
         changed |= visit.change and c.problem.layout.num_parameters < c.problem.layout.size
         self.possible = stays and not changed  # nothing else happens to uploads

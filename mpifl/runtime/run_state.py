@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.core.capabilities import RememberedUploads, uses
 from mpifl.core.client import ClientStates
 from mpifl.core.devices import aligned
 from mpifl.core.progress import doing
@@ -192,7 +191,7 @@ def needs_workers(server_step: ServerStep) -> bool:
 def client_states(server_step: ServerStep) -> list[tuple[str, int, int]]:
     """Return (kind, client, visit) of all state that clients keep between visits; on rank 0."""
     algorithm = server_step.algorithm
-    remembers = uses(algorithm, RememberedUploads) and server_step.config.synchronous
+    remembers = server_step.config.remembered is not None
     kinds = ["state"] * algorithm.needs.client_state + ["upload"] * remembers
     kinds += ["optimizer"] * server_step.config.clients.keeps_optimizer
     kinds += server_step.config.filters.remembered

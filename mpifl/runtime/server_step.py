@@ -270,7 +270,7 @@ class ServerStep:
         self.ledger = Ledger(len(self.sizes), c.payload)
         self.computation = ComputationLedger(len(self.sizes))
         needs = c.algorithm.needs
-        keeps = needs.client_state or (c.synchronous and uses(c.algorithm, RememberedUploads))
+        keeps = needs.client_state or c.remembered is not None
         pinned = keeps or bool(c.filters.remembered) or c.clients.keeps_optimizer
         self.costs = visit_work(self.sizes[:, 0], c.effort)
         self.scheduler = Scheduler(
@@ -311,7 +311,7 @@ class ServerStep:
             with self.watch("update"):
                 self.tables.publish(server.tables)
         if one_shot:
-            server = self._mix_fingerprints("initial_plan", server, reports, uploads)
+            server = self._mix_fingerprints("initial_plan", server, reports, uploads, self.aggregator)
         self.distribute(server)
         self._gather_origins()
         return server
@@ -806,12 +806,12 @@ class ServerStep:
         server: Server | None,
         reports: GatheredReports | None,
         uploads: Uploads,
-        aggregator: Aggregator | None = None,
+        aggregator: Aggregator,
     ) -> Server | None:
         """Return the server after a plan that is not part of a step; its version does not change."""
         plan = None if server is None or reports is None else self._plan(hook, server, reports)
         with self.watch("update"):
-            new = self._mix(server, plan, reports, uploads, aggregator or self.aggregator)
+            new = self._mix(server, plan, reports, uploads, aggregator)
             if server is None or new is None:
                 return None
             new = replace(new, version=server.version)
@@ -950,10 +950,10 @@ class ServerStep:
         if not tables:  # Poisson sampling drew nobody, or all clients failed
             return None
         lag = np.zeros(sum(map(len, tables)), np.int64)
-        numbers = np.sort(np.concatenate([table.number for table in tables]))
-        for table in tables:
-            if not table.fresh:
-                lag[np.searchsorted(numbers, table.number)] = batch.version - self.read[table.client]
+        if not all(table.fresh for table in tables):
+            numbers = np.concatenate([table.number for table in tables])
+            read = [np.where(t.fresh, batch.version, self.read[t.client]) for t in tables]
+            lag = (batch.version - np.concatenate(read))[np.argsort(numbers)]
         arrival = self.seed.of("arrival", batch.step).numpy().permutation(len(lag))
         return gathered_reports(tables, owners, lag, hook_name(self.algorithm, hook), arrival)
 

@@ -17,6 +17,7 @@ from mpifl.aggregation.tables import Tables
 from mpifl.aggregation.update_filter import UpdateFilters
 from mpifl.comm.transport import Transport
 from mpifl.core.algorithm import Algorithm, vector_parts
+from mpifl.core.capabilities import RememberedUploads, upload_named
 from mpifl.core.client import ClientHost, ClientStates
 from mpifl.core.federation import Federation
 from mpifl.core.parameters import VectorParts
@@ -231,3 +232,11 @@ class StepConfig:
     def parts(self) -> VectorParts:
         """What the vectors of the method hold."""
         return vector_parts(self.algorithm, self.problem.layout)
+
+    @property
+    def remembered(self) -> str | None:
+        """The upload that workers remember for their clients.
+
+        None if the method remembers none, or under asynchronous policies, where rank 0 does.
+        """
+        return upload_named(self.algorithm, RememberedUploads, "remembered") if self.synchronous else None

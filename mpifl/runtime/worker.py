@@ -23,7 +23,6 @@ from mpifl.core.capabilities import (
     LOOKS,
     STATISTICS,
     TRAINING,
-    RememberedUploads,
     RowUpdates,
     SecondLook,
     ServerEvaluation,
@@ -151,9 +150,7 @@ class Worker:
     def __init__(self, config: StepConfig, tables: Tables, watch: Stopwatch) -> None:
         self.config, self.tables, self.watch = config, tables, watch
         self.hooks = ClientHooks(config.algorithm, config.clients.device)
-        # under asynchronous policies rank 0 remembers them
-        remembered = upload_named(config.algorithm, RememberedUploads, "remembered")
-        self._remembered = remembered if config.synchronous else None
+        self._remembered = config.remembered
         self._trained = upload_named(config.algorithm, RowUpdates, "trained")
         reused = self._remembered is not None or uses(config.algorithm, SecondLook)
         self._sums_only = config.sums.exact and not (reused or config.filters.in_main_memory)

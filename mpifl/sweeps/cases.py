@@ -35,7 +35,7 @@ from mpifl.core.textfiles import MAX_NAME_BYTES, is_file, json_file, yaml_file
 from mpifl.experiment import loader
 from mpifl.experiment.schema import REFUSE, Config, OutputConfig
 from mpifl.experiment.section_checks import check_sections
-from mpifl.experiment.table_layout import COLUMNS, ROWS, SEED, TableConfig
+from mpifl.experiment.table_layout import COLUMNS, OF_SWEEPS, ROWS, SEED, TableConfig
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.client_devices import Alike
 from mpifl.simulation.delays import Constant
@@ -325,7 +325,7 @@ def changed(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     """
     out = loader.merged(tree, changes)
     vary = out.get("vary")
-    own = {name: value for name, value in changes.items() if name not in ("vary", "table", "tune")}
+    own = {name: value for name, value in changes.items() if name not in OF_SWEEPS}
     if not own or not isinstance(vary, dict):
         return out
     for key, value in _leaves(own):
@@ -369,9 +369,7 @@ def _configuration(
     tree: Mapping[str, Any], labels: Mapping[str, str], values: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the configuration of one combination of values, as nested mappings."""
-    one = {
-        name: value for name, value in tree.items() if name not in ("vary", "table", "tune", CONFIGURATIONS)
-    }
+    one = {name: value for name, value in tree.items() if name not in (*OF_SWEEPS, CONFIGURATIONS)}
     special: Mapping[str, Any] = {}
     for key, value in values.items():
         if key in (ROWS, COLUMNS):

@@ -24,7 +24,7 @@ from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.files import write_atomically
 from mpifl.experiment import loader
 from mpifl.experiment.schema import REPLACE
-from mpifl.experiment.table_layout import COLUMNS, METRIC, ROWS, SEED, TuneConfig
+from mpifl.experiment.table_layout import COLUMNS, METRIC, OF_SWEEPS, ROWS, SEED, TuneConfig
 from mpifl.results.reader import load
 
 from . import sweep as sweeps
@@ -117,7 +117,7 @@ def first_stage(tree: Mapping[str, Any], tune: TuneConfig) -> dict[str, Any]:
     else:
         vary[ROWS] = {c.label: loader.merged(_of(rows, c.row), c.part) for c in every}
     vary[SEED] = [tune.seed]
-    own = {name: value for name, value in tree.items() if name not in ("vary", "tune", "table")}
+    own = {name: value for name, value in tree.items() if name not in OF_SWEEPS}
     own = loader.merged(own, {"name": f"{tree.get('name', 'run')}{SUFFIX}"})
     return {**loader.merged(own, {"data": {"evaluate_on": "validation"}}), "vary": vary}
 
