@@ -730,10 +730,12 @@ class ServerStep:
 
     def _taken_now(self, server: Server, clients: np.ndarray, visits: np.ndarray) -> Server:
         """Return the server that knows that statistics of some clients are taken in the next step."""
-        steps, before = (self._since(server, name).copy() for name in (STATISTICS_STEP, STATISTICS_VISITS))
-        steps[clients], before[clients] = server.version + 1, visits[clients]
-        state = {**server.algorithm_state, STATISTICS_STEP: steps, STATISTICS_VISITS: before}
-        return replace(server, algorithm_state=state)
+        taken = {STATISTICS_STEP: self._since(server, STATISTICS_STEP).copy()}
+        taken[STATISTICS_STEP][clients] = server.version + 1
+        if self.config.recluster.visits:  # otherwise nothing reads them
+            taken[STATISTICS_VISITS] = self._since(server, STATISTICS_VISITS).copy()
+            taken[STATISTICS_VISITS][clients] = visits[clients]
+        return replace(server, algorithm_state={**server.algorithm_state, **taken})
 
     def book_shown(self, step: int, clients: np.ndarray) -> None:
         """Book what clients download for their statistics; on rank 0."""
