@@ -15,7 +15,7 @@ from support.cases import OPTIONS
 from mpifl.algorithms.emdcfl import EMDCFL
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm
-from mpifl.core.capabilities import RememberedUploads
+from mpifl.core.capabilities import RememberedUploads, uses
 from mpifl.core.federation import ClientData
 from mpifl.core.mixing import average
 from mpifl.core.plan import Plan
@@ -263,3 +263,21 @@ def totals(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
             total["messages"] += row["messages"]
             total["numbers"] += row["numbers"]
     return [*found.values()]
+
+
+@dataclass(frozen=True)
+class Forgetful(RememberedUploads, Algorithm):
+    """A mean of the uploads of the step."""
+
+    max_age = 0  # no option
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average."""
+        return Plan([average(notes)])
+
+
+def test_a_method_whose_uploads_count_for_no_step_remembers_none():
+    """As an option, or as what the class says."""
+    for method, remembers in ((Mean(), True), (Mean(max_age=1), True), (Mean(max_age=0), False)):
+        assert uses(method, RememberedUploads) == remembers
+    assert not uses(Forgetful(), RememberedUploads)
