@@ -2,20 +2,25 @@
 
 Commands come from the argument parser, configuration keys from the dataclasses (as in `mpifl show`), columns
 of `metrics.csv` from the figures that make them, the API from docstrings. README.md, CONTRIBUTING.md and
-CHANGELOG.md become pages, too. Links out of `docs/` lead to these pages, or become plain text.
+CHANGELOG.md become pages, too. Links out of `docs/` lead to these pages, or become plain text. The search
+finds every key by its name and meaning, and reference pages before studies and records.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from mpifl.cli import parser
-from mpifl.experiment.reference import Key, keys
+from mpifl.experiment.reference import Key, keys, shared, summary
+from mpifl.experiment.schema import CHOICES
 from mpifl.results.columns import MAIN, OF_CLUSTERS, OF_SCORES
 from mpifl.tools.documentation import relinked as replace_links
 
@@ -108,14 +113,28 @@ def configuration(found: Sequence[Key]) -> str:
             lines += [f"## {top}", "", _cell(head.meaning), "", *_chosen(head)]
             for of, own in _by_component(rest).items():
                 lines += [f"### {top}: {of}" if of else "", "", *_table(own), ""]
+                for key in own:
+                    if key.is_section and key.choices:
+                        lines += [f"### {key.path}", "", *_chosen(key)]
     return "\n".join(lines)
 
 
 def _chosen(section: Key) -> list[str]:
+    """Return the table of what a section may be."""
     if not section.choices:
         return []
-    default = f" Default: `{section.default}`." if section.default else ""
-    return [f"`{section.path}.name` is one of {', '.join(f'`{c}`' for c in section.choices)}.{default}", ""]
+    default = f" The default is `{section.default}`." if section.default else ""
+    rows = (
+        f"| `{name}`{{ #{section.path}-{name} }} | {_cell(meaning)} |"
+        for name, meaning in _summaries(section).items()
+    )
+    return [f"One of these.{default}", "", f"| {section.path}.name | what |", "|---|---|", *rows, ""]
+
+
+def _summaries(section: Key) -> dict[str, str]:
+    """Return choice of a section -> the first sentence about it."""
+    catalogue = next((c for c in CHOICES.values() if section.is_section and tuple(c) == section.choices), {})
+    return {name: summary(cls) for name, cls in catalogue.items()}
 
 
 def _by_component(found: Sequence[Key]) -> Mapping[str, list[Key]]:
@@ -130,11 +149,18 @@ def _table(found: Sequence[Key]) -> Iterator[str]:
     yield "| key | type | unit | default | meaning |"
     yield "|---|---|---|---|---|"
     for key in found:
-        choices = f" Choices: {', '.join(f'`{c}`' for c in key.choices)}." if key.choices else ""
+        listed = key.choices and not key.is_section
+        choices = f" Choices: {', '.join(f'`{c}`' for c in key.choices)}." if listed else ""
+        name = f"`{key.path}`{{ #{_anchor(key)} }}"
         examples = f" With a unit: {key.examples}." if key.examples else ""
         default = f"`{_cell(key.default)}`" if key.default else ""
         meaning = f"{_cell(key.meaning)}{choices}{_cell(examples)}"
-        yield f"| `{key.path}` | {_cell(key.type)} | {_cell(key.unit)} | {default} | {meaning} |"
+        yield f"| {name} | {_cell(key.type)} | {_cell(key.unit)} | {default} | {meaning} |"
+
+
+def _anchor(key: Key) -> str:
+    """Return where a key is on the page: its path, and the component that has it."""
+    return re.sub(r"[^\w.]+", "-", f"{key.path} {key.of}").strip("-")
 
 
 def _cell(text: str) -> str:
@@ -213,6 +239,70 @@ def relinked(text: str, page: str) -> str:
     return replace_links(text, replace)
 
 
+# -- search --------------------------------------------------------------------------------------------------
+
+CONFIGURATION = "reference/configuration.html"
+SEARCH = yaml.safe_load((Path(__file__).parent / "search.yaml").read_text(encoding="utf-8"))
+
+
+def searched(index: Mapping[str, Any], found: Sequence[Key]) -> dict[str, Any]:
+    """Return a search index with weights and further words, and an entry for each key and each choice.
+
+    Args:
+        index: as MkDocs makes it; the tables of the page on keys are left out, whose rows are entries.
+        found: the keys.
+
+    Raises:
+        ValueError: words are given for a place that is not there.
+    """
+    pages = [doc for doc in index["docs"] if not doc["location"].startswith(f"{CONFIGURATION}#")]
+    places = {doc["location"] for doc in pages} | {key.path for key in found}
+    lost = {*SEARCH["words"]} - places
+    if lost:
+        raise ValueError(f"docs/search.yaml: words: nothing is at {sorted(lost)}")
+    weighed = ({**doc, "boost": _weight(doc["location"]), **_tags(doc["location"])} for doc in pages)
+    return {**index, "docs": [*weighed, *_keys(found), *_choices(found)]}
+
+
+def _weight(place: str) -> float:
+    return float(next((w for start, w in SEARCH["weights"].items() if place.startswith(start)), 1.0))
+
+
+def _tags(place: str) -> dict[str, Any]:
+    return {"tags": words} if (words := SEARCH["words"].get(place)) else {}
+
+
+def _keys(found: Sequence[Key]) -> Iterator[dict[str, Any]]:
+    """Yield an entry for each key; one for those of several components that are alike."""
+    anchors = {(key.path, key.meaning, key.default): _anchor(key) for key in reversed(found)}
+    for key in shared(found, found):
+        owners = key.of.split(", ")
+        of = key.of if len(owners) < 3 else f"{len(owners)} choices"
+        yield {
+            "location": f"{CONFIGURATION}#{anchors[key.path, key.meaning, key.default]}",
+            "title": f"{key.path}{f' ({of})' if of else ''}",
+            "text": _plain(f"{key.meaning} {' '.join(key.choices)} {key.of}"),
+            "boost": SEARCH["keys"]["component" if key.of and not _tags(key.path) else "everywhere"],
+            **_tags(key.path),
+        }
+
+
+def _choices(found: Sequence[Key]) -> Iterator[dict[str, Any]]:
+    """Yield an entry for each method, model, scenario, ..."""
+    for section in found:
+        for name, meaning in _summaries(section).items():
+            yield {
+                "location": f"{CONFIGURATION}#{section.path}-{name}",
+                "title": f"{section.path}: {name}",
+                "text": _plain(meaning),
+                "boost": SEARCH["keys"]["choice"],
+            }
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.replace("`", "").split())
+
+
 # -- hooks of MkDocs -----------------------------------------------------------------------------------------
 
 
@@ -228,3 +318,10 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Mend the links of a page."""
     return relinked(markdown, page.file.src_uri)
+
+
+def on_post_build(config: Any) -> None:
+    """Let the search find every key; hooks run after plug-ins, which have written its index."""
+    path = Path(config.site_dir, "search", "search_index.json")
+    index = searched(json.loads(path.read_text(encoding="utf-8")), keys())
+    path.write_text(json.dumps(index, separators=(",", ":")), encoding="utf-8")

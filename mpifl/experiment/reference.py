@@ -212,7 +212,7 @@ def listed(what: str, words: Sequence[str] = (), trainer: str | None = None) -> 
         raise UserError("list", what, nearest(what, kinds()))
     lines = []
     for title, catalogue in LISTED[what].items():
-        lines += [title, *(f"  {name:22} {_summary(cls)}" for name, cls in catalogue.items())]
+        lines += [title, *(f"  {name:22} {summary(cls)}" for name, cls in catalogue.items())]
     return "\n".join(lines)
 
 
@@ -233,7 +233,7 @@ def _algorithms(words: Sequence[str], trainer: str | None = None) -> Iterator[st
             fits = gives is None or {*asked_of_trainer(cls())} <= gives
             if fits and {*words} <= kinds[title] | {*under}:
                 year = re.search(r"year = \{(\d+)", entry(cls.paper))
-                line = f"  {name:16} {year[1] if year else '':4}  {', '.join(under):29} {_summary(cls)}"
+                line = f"  {name:16} {year[1] if year else '':4}  {', '.join(under):29} {summary(cls)}"
                 lines.append(line.rstrip())
         if lines:
             yield from ("", title, *lines)
@@ -270,7 +270,7 @@ def _configurations() -> Iterator[str]:
     for name, path in configurations().items():
         if not name.startswith("papers/"):
             about = " ".join(line.lstrip("# ") for line in _comment(path.read_text()))
-            yield f"{name:30} {_sentence(about or _summary(CATALOGUE[path.stem]))}"
+            yield f"{name:30} {_sentence(about or summary(CATALOGUE[path.stem]))}"
     yield f"{'papers/...':30} Tables and figures of the papers: mpifl list papers."
 
 
@@ -345,7 +345,7 @@ def _section_page(section: Key, below: list[Key]) -> str:
     lines = [*_lines(section), *(line for key in own for line in _lines(key))]
     catalogue = next((c for c in CHOICES.values() if tuple(c) == section.choices), {})
     for name, cls in catalogue.items():
-        lines += ["", f"{section.path}.name = {name}: {_summary(cls)}"]
+        lines += ["", f"{section.path}.name = {name}: {summary(cls)}"]
         if len(catalogue) <= FEW:
             mine = [key for key in below if key.of == name and key not in own]
             lines += [line for key in mine for line in _lines(key)]
@@ -369,7 +369,7 @@ def _head(key: Key) -> str:
     return f"{key.path}: {key.type}{unit}{default}" + (f" (of {key.of})" if key.of else "")
 
 
-def _summary(cls: type) -> str:
+def summary(cls: type) -> str:
     """Return the first paragraph of a docstring, or its first sentence if the paragraph is long."""
     return _sentence(" ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split()))
 

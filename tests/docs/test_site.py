@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -58,7 +60,11 @@ def test_the_reference_has_every_command_and_every_key(site):
 
     assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == [*COMMANDS]
     assert "| `--once` |" in text
-    rows = re.findall(r"^\| `([\w.]+)` \|(.*)\|$", pages["reference/configuration.md"], re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([\w.]+)`\{ #[\w.-]+ \} \|(.*\|.*\|.*\|.*)\|$",
+        pages["reference/configuration.md"],
+        re.MULTILINE,
+    )
     sections = {key.path for key in keys() if key.is_section and "." not in key.path}
     assert {name for name, _ in rows} == {key.path for key in keys()} - sections
     (rate,) = (row for name, row in rows if name == "local.lr")
@@ -95,6 +101,86 @@ def test_what_markdown_would_take_as_its_own_is_written_as_it_is(site):
     assert "| `--far KM` | a\\|b &lt;c> \\*d\\* \\[e] 5 % |" in site.commands(program)
 
 
+def test_keys_that_are_alike_are_one_entry_of_the_search_and_all_lead_to_their_rows(site):
+    page = site.generated()["reference/configuration.md"]
+    rows = set(re.findall(r"\{ #([\w.-]+) \}", page)) | set(re.findall(r"^## (\w+)$", page, re.MULTILINE))
+    there = [
+        {"location": place, "title": "", "text": ""} for place in site.SEARCH["words"] if ".html" in place
+    ]
+    found = site.searched({"docs": there}, keys())["docs"][len(there) :]
+    places = [doc["location"].partition("#")[2] for doc in found]
+    assert set(places) <= rows
+    assert len(places) == len(set(places))
+    (entry,) = (doc for doc in found if doc["location"].endswith("#policy.max_staleness-barrier"))
+    assert "waves" in entry["text"]
+
+
+def test_words_for_a_page_that_is_not_there_are_refused(site):
+    with pytest.raises(ValueError, match="nothing is at"):
+        site.searched({"docs": []}, keys())
+
+
+CONFIGURATION, WHERE = (
+    "reference/configuration.html",
+    {  # query -> what it must find first
+        "learning rate": "local.lr",
+        "lr": "local.lr",
+        "learning rate decay": "local.lr_decay",
+        "batch size": "local.batch_size",
+        "local epochs": "local.epochs",
+        "momentum": "local.momentum",
+        "weight decay": "local.weight_decay",
+        "optimizer": "local.optimizer",
+        "precision": "local.precision",
+        "number of rounds": "rounds",
+        "number of clients": "data.scenario.clients",
+        "number of clusters": "algorithm.num_clusters",
+        "clients per round": "cohort_size",
+        "participation": "participation",
+        "seed": "seed",
+        "non-iid": "data.scenario",
+        "Dirichlet": "data.scenario-dirichlet",
+        "dataset": "data.source",
+        "FedProx": "algorithm-fedprox",
+        "early stopping": "stop",
+        "checkpoint interval": "checkpoint.every",
+        "GPU": "system.device",
+        "bandwidth": "network",
+        "compression": "payload.compression",
+        "buffer size": "policy.size-buffer",
+        "kernels": "system.kernels",
+        "staleness": "policy.max_staleness",
+        "stragglers": "asynchrony.html#delays-how-long-visits-take",
+        "resume": "cluster.html#checkpoints",
+        "resume a killed job": "cluster.html#checkpoints",
+        "Slurm": "cluster.html#the-first-day-on-slurm",
+        "own data CSV": "data.html#your-own-data",
+        "custom model": "how-to.html#use-my-model",
+        "write a method": "writing-a-method.html",
+        "confidence interval": "statistics.html",
+        "sweep": "sweeps.html",
+        "ledger": "costs.html#the-ledger",
+        "differential privacy": "privacy",
+    },
+)
+
+
+def searches(folder: Path) -> None:
+    """Each query finds its key, or its page, first; asked of the site's own search."""
+    program = shutil.which("node")
+    if program is None:
+        pytest.skip("node, which runs the search, is not installed")
+    command = [program, str(Path(__file__).parent / "search.mjs"), str(folder), *WHERE]
+    answers = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    wrong = {}
+    for query, place in WHERE.items():
+        first = answers[query][0][0] if answers[query] else "nothing"
+        wanted = place if ".html" in place else f"{CONFIGURATION}#{place}"
+        if first != wanted and not first.startswith(f"{wanted}-"):  # of a component
+            wrong[query] = first
+    assert wrong == {}
+
+
 @pytest.mark.nightly
 def test_the_site_is_built_without_a_warning_and_every_link_leads_somewhere(tmp_path):
     """Strict: a page that is not in the navigation, a dead link or anchor, an unreadable docstring fail."""
@@ -115,3 +201,4 @@ def test_the_site_is_built_without_a_warning_and_every_link_leads_somewhere(tmp_
             assert place.exists() or page == "404.html", f"{page}: {target}"
     api = (tmp_path / "site" / "reference" / "api" / "methods.html").read_text()
     assert 'id="mpifl.core.algorithm.Algorithm.aggregate"' in api
+    searches(tmp_path / "site")
