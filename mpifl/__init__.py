@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 if os.environ.get("MPIFL_INSTRUCTIONS"):
     importlib.import_module("mpifl.core.instructions").limit()  # before PyTorch and NumPy are imported
 
-__version__ = "0.2.0"
+__version__ = "1.0.0"
 __all__ = [
     "STOP",
     "Algorithm",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import mpifl
+from mpifl.core import version
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.process import keep_freed
 from mpifl.supervision.streams import to_null
@@ -718,6 +719,15 @@ class Parser(argparse.ArgumentParser):
         raise UserError("command line", self.prog, f"{message}; see {self.prog} --help")
 
 
+class Version(argparse.Action):
+    """Prints the version, which takes a call of Git in a checkout."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        """Print it and end."""
+        print(f"mpifl {version.in_use()}")
+        parser.exit()
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     out = Parser(
@@ -727,7 +737,7 @@ def parser() -> argparse.ArgumentParser:
         "`mpifl docs how-to` has the commands for your images, your model, two GPUs, stopping and going on, "
         "networks, attacks, containers; `mpifl docs` lists the other pages.",
     )
-    out.add_argument("--version", action="version", version=f"mpifl {mpifl.__version__}")
+    out.add_argument("--version", action=Version, nargs=0, help="show program's version number and exit")
     commands = out.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (function, arguments) in COMMANDS.items():
         text = inspect.getdoc(function)

@@ -20,6 +20,7 @@ from mpifl import cli
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.cli import COMMANDS, main
 from mpifl.comm.single import Single
+from mpifl.core import version
 from mpifl.core.errors import UserError
 from mpifl.core.textfiles import yaml_file
 from mpifl.data import SCENARIOS, SOURCES
@@ -546,7 +547,9 @@ def test_every_command_has_a_help_that_names_its_options(capsys):
 def test_the_version_is_said(capsys):
     with pytest.raises(SystemExit):
         main(["--version"])
-    assert capsys.readouterr().out == f"mpifl {mpifl.__version__}\n"
+    said = capsys.readouterr().out
+    assert said == f"mpifl {version.in_use()}\n"
+    assert said.startswith(f"mpifl {mpifl.__version__}")
 
 
 @pytest.mark.parametrize(

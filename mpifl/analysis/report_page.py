@@ -11,7 +11,7 @@ from math import inf, isfinite, isnan
 from pathlib import Path
 from typing import Any
 
-import mpifl
+from mpifl.core import version
 from mpifl.core.timing import PHASES
 from mpifl.core.units import in_bytes
 
@@ -131,7 +131,7 @@ def page(
         "files": "".join(_file(name, text) for name, text in files.items()),
         "files_note": "Drawn for print beside this page: PDF with its fonts, SVG, PNG.",
         "footer": escape(
-            f"Written by mpifl {mpifl.__version__} on {datetime.now():%Y-%m-%d %H:%M}. This file needs no "
+            f"Written by mpifl {version.in_use()} on {datetime.now():%Y-%m-%d %H:%M}. This file needs no "
             "network. Charts: plotly.js, MIT licence, Plotly Technologies Inc."
         ),
         "library": (HERE / LIBRARY).read_text(),

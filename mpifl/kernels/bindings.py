@@ -31,6 +31,7 @@ SOURCES = (  # setup.py hashes them in this order
     *("common.h", "dispatch.h", "reductions.c", "training.c", "training_simd.inc"),
     *("channels_last.c", "channels_last_simd.inc"),
 )
+SUFFIXES = (".so", *EXTENSION_SUFFIXES)  # of one Python's: older builds of the same sources
 VERSION = 10  # version of the signatures below; as in common.h
 REINSTALL = "install mpifl again where there is a C compiler (pip install -e . in a checkout)"
 
@@ -187,7 +188,7 @@ def _open(name: str, signatures: Signatures, sources: str) -> ctypes.CDLL:
     Raises:
         Unavailable: the library is missing, does not load, or was built from other sources.
     """
-    path = next((p for s in EXTENSION_SUFFIXES if (p := FOLDER / f"{name}{s}").is_file()), None)
+    path = next((p for s in SUFFIXES if (p := FOLDER / f"{name}{s}").is_file()), None)
     if path is None:
         raise Unavailable(f"the C kernels were not built: {REINSTALL}")
     try:

@@ -1,6 +1,8 @@
 """What is installed is what is tested; configurations, job scripts and pages travel with the package."""
 
+import email
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from packaging.requirements import Requirement
 
 from mpifl.cli import main
 from mpifl.results.identity import code
+from mpifl.tools.documentation import pages
 from mpifl.tools.starter_files import JOB_SCRIPTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,7 +86,7 @@ def wheel(tmp_path_factory) -> Path:
     """A folder with what a wheel installs, built without the kernels."""
     source, out = sources(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("wheel")
     pip(out, "wheel", "-w", out, source)
-    (file,) = out.glob("*.whl")
+    (file,) = out.glob("*-py3-none-linux_*.whl")  # one for all versions of Python, by its tag
     zipfile.ZipFile(file).extractall(out / "installed")
     return out / "installed"
 
@@ -109,6 +112,18 @@ def printed(*words: str) -> str:
     """Return what a command of the repository prints."""
     command = [sys.executable, "-m", "mpifl", *words]
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_description_on_an_index_has_no_link_that_needs_the_repository(wheel):
+    (metadata,) = wheel.glob("mpifl-*.dist-info/METADATA")
+    message = email.message_from_string(metadata.read_text())
+    text = message.get_payload()
+    assert text.startswith("# mpifl\n")
+    assert message["Description-Content-Type"] == "text/markdown"
+    assert re.findall(r"\]\((?!https://)", text) == [], "no page, no picture"
+    named = set(re.findall(r"\(`mpifl docs ([^`]+)`\)", text))
+    assert named <= set(pages())
+    assert len(named) > 20
 
 
 def test_a_wheel_has_job_scripts_and_configurations(wheel):
