@@ -13,6 +13,7 @@ import json
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def _chosen(section: Key) -> list[str]:
         return []
     default = f" The default is `{section.default}`." if section.default else ""
     rows = (
-        f"| `{name}`{{ #{section.path}-{name} }} | {_cell(meaning)} |"
+        f"| `{name}`{{ #{section.path}.name-{name} }} | {_cell(meaning)} |"
         for name, meaning in _summaries(section).items()
     )
     return [f"One of these.{default}", "", f"| {section.path}.name | what |", "|---|---|", *rows, ""]
@@ -225,7 +226,7 @@ def relinked(text: str, page: str) -> str:
     sources = {made: file for file, made in PAGES.items()}
     source = sources.get(page, f"docs/{page}")  # where links of the page start, in the repository
 
-    def replace(found: re.Match[str]) -> str:
+    def replaced(found: re.Match[str]) -> str:
         image, words, target, anchor = found[1], found[2], found[3], found[4] or ""
         place = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
         if place in PAGES:
@@ -236,7 +237,7 @@ def relinked(text: str, page: str) -> str:
             return words
         return f"{image}[{words}]({posixpath.relpath(place, posixpath.dirname(page) or '.')}{anchor})"
 
-    return replace_links(text, replace)
+    return replace_links(text, replaced)
 
 
 # -- search --------------------------------------------------------------------------------------------------
@@ -274,12 +275,12 @@ def _tags(place: str) -> dict[str, Any]:
 
 def _keys(found: Sequence[Key]) -> Iterator[dict[str, Any]]:
     """Yield an entry for each key; one for those of several components that are alike."""
-    anchors = {(key.path, key.meaning, key.default): _anchor(key) for key in reversed(found)}
+    anchors = {replace(key, of=""): _anchor(key) for key in reversed(found)}
     for key in shared(found, found):
         owners = key.of.split(", ")
         of = key.of if len(owners) < 3 else f"{len(owners)} choices"
         yield {
-            "location": f"{CONFIGURATION}#{anchors[key.path, key.meaning, key.default]}",
+            "location": f"{CONFIGURATION}#{anchors[replace(key, of='')]}",
             "title": f"{key.path}{f' ({of})' if of else ''}",
             "text": _plain(f"{key.meaning} {' '.join(key.choices)} {key.of}"),
             "boost": SEARCH["keys"]["component" if key.of and not _tags(key.path) else "everywhere"],
@@ -292,7 +293,7 @@ def _choices(found: Sequence[Key]) -> Iterator[dict[str, Any]]:
     for section in found:
         for name, meaning in _summaries(section).items():
             yield {
-                "location": f"{CONFIGURATION}#{section.path}-{name}",
+                "location": f"{CONFIGURATION}#{section.path}.name-{name}",
                 "title": f"{section.path}: {name}",
                 "text": _plain(meaning),
                 "boost": SEARCH["keys"]["choice"],
