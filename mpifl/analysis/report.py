@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.files import write_atomically
+from mpifl.core.optional_packages import need_figures
 from mpifl.results.identity import describe_differences, describe_inputs
 from mpifl.results.reader import Run
 from mpifl.results.run_folder import write_csv
@@ -63,9 +64,10 @@ def report(
         The path of the HTML file.
 
     Raises:
-        UserError: a folder is not a finished run, a choice or label does not fit these runs, or the files
-            cannot be written.
+        UserError: Matplotlib is not installed, a folder is not a finished run, a choice or label does not fit
+            these runs, or the files cannot be written.
     """
+    need_figures("report", ", ".join(names))
     comparison = relabelled(compare(names, choices, finished_only), labels or {})
     groups = comparison.groups
     say_other_inputs(groups)

@@ -6,10 +6,24 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 from .errors import UserError
 from .torchvision_compat import torchvision, with_operators
+
+REPORT = "report"  # extra: figures
+VISION = "vision"  # extra: downloads of data sets, networks
+
+
+def is_there(package: str) -> bool:
+    """Return whether a package is installed, without importing it."""
+    return find_spec(package) is not None
+
+
+def need_figures(key: str, value: object) -> None:
+    """Raise `UserError` unless figures can be drawn; see `need_package`."""
+    need_package("matplotlib", REPORT, key, value)
 
 
 def need_package(package: str, extra: str, key: str, value: object) -> None:
@@ -21,7 +35,7 @@ def need_package(package: str, extra: str, key: str, value: object) -> None:
         key: the option that needs it.
         value: its value.
     """
-    if find_spec(package) is None:
+    if not is_there(package):
         raise _missing(package, extra, key, value)
 
 
@@ -47,10 +61,17 @@ def _missing(package: str, extra: str, key: str, value: object) -> UserError:
     return UserError(key, value, f'needs {package}: pip install "mpifl[{extra}]"')
 
 
+def torchvision_package(key: str, value: object) -> ModuleType:
+    """Return the package torchvision; see `need_package`."""
+    need_package("torchvision", VISION, key, value)
+    return torchvision()
+
+
 def transformers_package(extra: str, key: str, value: object) -> Any:
     """Return the package transformers; see `need_package`."""
     need_package("transformers", extra, key, value)
-    torchvision()  # which transformers imports, and which fails with some builds of PyTorch
+    if is_there("torchvision"):
+        torchvision()  # which transformers imports, and which fails with some builds of PyTorch
     return importlib.import_module("transformers")
 
 

@@ -12,6 +12,7 @@ from mpifl.analysis.data_sheet import Sheet, Strip, draw
 from mpifl.analysis.figures import COLOURS
 from mpifl.core.errors import first_of
 from mpifl.core.federation import CLASSES, IMAGES, MASKS, MULTI_HOT, NUMBERS, Split
+from mpifl.core.optional_packages import need_figures
 from mpifl.data import PoolFederation, histogram, label_distance, open_federation
 from mpifl.data.pool import void_of
 from mpifl.data.transforms import ToTensor
@@ -34,8 +35,9 @@ def look(config: Config, sheet: Path, say: Callable[[str], None]) -> str:
         say: called with lines of progress.
 
     Raises:
-        UserError: the data cannot be opened, or the sheet cannot be written.
+        UserError: Matplotlib is not installed, the data cannot be opened, or the sheet cannot be written.
     """
+    need_figures("--sheet", str(sheet))
     federation = open_federation(config.data, config.seed.data, say)
     clients = _evenly(federation.num_clients, MAX_COUNTED)
     counts = _counts(federation, clients)

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from mpifl.core.errors import require
-from mpifl.core.torchvision_compat import torchvision
+from mpifl.core.optional_packages import torchvision_package
 from mpifl.models import modules
 
 from .base import Shape, ShapeModel, chain, need_channels, need_side
 
 BODY = "body.net."  # prefix of the names of torchvision's modules
+
+
+def _models(name: str) -> Any:
+    """Return torchvision's models, of which one is needed.
+
+    Raises:
+        UserError: torchvision is not installed.
+    """
+    return torchvision_package("model.name", name).models
 
 
 def _split(name: str, module: nn.Module, last: str, stage: Sequence[str], shape: Shape) -> modules.Net:
@@ -38,7 +48,7 @@ class ResNet18(ShapeModel):
 
     def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
-        module = torchvision().models.resnet18(num_classes=num_classes)
+        module = _models("resnet18").resnet18(num_classes=num_classes)
         return _split("resnet18", module, "fc", ["layer4"], shape)
 
     def published(self) -> dict[str, str]:
@@ -59,7 +69,7 @@ class ResNet50(ShapeModel):
 
     def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
-        module = torchvision().models.resnet50(num_classes=num_classes)
+        module = _models("resnet50").resnet50(num_classes=num_classes)
         return _split("resnet50", module, "fc", ["layer4"], shape)
 
     def published(self) -> dict[str, str]:
@@ -80,7 +90,7 @@ class EfficientNetB3(ShapeModel):
 
     def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
-        module = torchvision().models.efficientnet_b3(num_classes=num_classes)
+        module = _models("efficientnet_b3").efficientnet_b3(num_classes=num_classes)
         return _split("efficientnet_b3", module, "classifier.1", ["features.7", "features.8"], shape)
 
     def published(self) -> dict[str, str]:
@@ -107,7 +117,7 @@ class ViTB16(ShapeModel):
             f"needs square images with a side that is a multiple of 16, but the data has {h}x{w}: resize them"
         )
         require(h == w and h % 16 == 0, "model.name", "vit_b_16", remedy)
-        module = torchvision().models.vit_b_16(num_classes=num_classes, image_size=h)
+        module = _models("vit_b_16").vit_b_16(num_classes=num_classes, image_size=h)
         stage = ["encoder.layers.encoder_layer_11", "encoder.ln"]
         return _split("vit_b_16", module, "heads.head", stage, shape)
 
@@ -130,7 +140,7 @@ class ConvNeXtBase(ShapeModel):
     def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         need_side("convnext_base", shape, 32)
-        module = torchvision().models.convnext_base(num_classes=num_classes)
+        module = _models("convnext_base").convnext_base(num_classes=num_classes)
         stage = ["features.6", "features.7", "classifier.0"]
         return _split("convnext_base", module, "classifier.2", stage, shape)
 

@@ -292,7 +292,7 @@ class Run:
             style: keyword arguments of `Axes.plot`.
 
         Raises:
-            UserError: there is no such column or axis.
+            UserError: there is no such column or axis, or Matplotlib, which makes axes, is not installed.
         """
         metric, metrics = metric or f"{self.metric.name}_mean", self.metrics
         require(metric in metrics, "metric", metric, nearest(metric, list(metrics)))
@@ -303,7 +303,10 @@ class Run:
         if against == "rounds" and "asynchronous" in self.summary:
             title = "server steps"
         if ax is None:
-            from matplotlib import pyplot
+            try:
+                from matplotlib import pyplot
+            except ImportError as error:
+                raise UserError("plot", metric, 'needs matplotlib: pip install "mpifl[report]"') from error
 
             ax = pyplot.subplots(figsize=(4.5, 3.0), layout="constrained")[1]
         x = sum(metrics[column] for column in columns) / unit

@@ -22,6 +22,7 @@ from mpifl.core.case_names import label_of, rows_left_out
 from mpifl.core.conversion import untyped
 from mpifl.core.errors import CodeFailed, UserError, first_of, require
 from mpifl.core.files import try_lock, write_atomically, write_json
+from mpifl.core.optional_packages import REPORT, is_there
 from mpifl.core.textfiles import flat, json_mapping, yaml_file, yaml_text
 from mpifl.driver.existing import check_origin
 from mpifl.experiment import loader
@@ -248,7 +249,11 @@ class Found:
     def draw(self) -> None:
         """Write the figure, unless it already shows all complete cases."""
         found = self._complete()
-        if len(found) > self._shown:
+        if not is_there("matplotlib"):
+            warn_once(
+                f'{self.folder}: no figure sweep.png, which needs matplotlib: pip install "mpifl[{REPORT}]"'
+            )
+        elif len(found) > self._shown:
             start = time.monotonic()
             draw_sweep([curve for _, curve, _ in found], self.folder / "sweep.png")
             self._shown, self._last_drawn = len(found), time.monotonic()
@@ -256,7 +261,8 @@ class Found:
 
     def text(self) -> str:
         """Return the text to print at the end."""
-        found, files = self._complete(), "sweep.md, sweep.csv, sweep.png"
+        found, files = self._complete(), "sweep.md, sweep.csv"
+        files += ", sweep.png" if (self.folder / "sweep.png").exists() else ""
         if not found:
             return f"no case of {self.folder} is complete"
         unlike = [f"cases differ in {line}" for line in describe_origins(self._origins)]

@@ -295,7 +295,8 @@ def workstation(tmp_path) -> Path:
         (place / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
         (place / ".venv" / "bin" / name).write_text(LAUNCHER)
         (place / ".venv" / "bin" / name).chmod(0o755)
-    program = f"source '{place}/launch/common.sh'; cd '{place}'; echo \"$(stamp) openmpi\" > .venv/installed"
+    stamp = 'echo "$(stamp) openmpi,report,vision" > .venv/installed'
+    program = f"source '{place}/launch/common.sh'; cd '{place}'; {stamp}"
     subprocess.run(["bash", "-c", program], check=True)
     return place / "launch" / "workstation"
 

@@ -27,7 +27,8 @@ def declared() -> list[Requirement]:
     setup = ConfigParser(interpolation=None)
     setup.read(ROOT / "setup.cfg")
     texts = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
-    return [Requirement(line) for text in texts for line in text.strip().splitlines()]
+    found = [Requirement(line) for text in texts for line in text.strip().splitlines()]
+    return [requirement for requirement in found if requirement.name != setup["metadata"]["name"]]
 
 
 def test_every_requirement_has_a_tested_version_within_its_range():

@@ -14,10 +14,10 @@ import numpy as np
 from annotated_types import MinLen
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.optional_packages import torchvision_package
 from mpifl.core.options import Options, PositiveFloat
 from mpifl.core.process import machine_bytes
 from mpifl.core.textfiles import RepeatedKey
-from mpifl.core.torchvision_compat import torchvision
 from mpifl.data.pool import Pool
 
 Channels = tuple[float, ...]
@@ -171,10 +171,11 @@ def fetch(source: Source, dataset: str, root: Path, **options: Any) -> None:
         **options: further arguments of that class.
 
     Raises:
-        UserError: the download fails.
+        UserError: torchvision is not installed, or the download fails.
     """
+    datasets = torchvision_package("data.root", str(root)).datasets
     try:
-        getattr(torchvision().datasets, dataset)(str(root), download=True, **options)
+        getattr(datasets, dataset)(str(root), download=True, **options)
     except (OSError, RuntimeError) as error:
         remedy = f"{dataset} could not be downloaded ({error}); run this where a network is, or copy them"
         raise UserError("data.root", str(root), remedy) from error
