@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 
@@ -42,12 +43,22 @@ def test_what_is_written_runs_by_the_commands_that_are_named(kind, here, capsys)
         assert command.strip() in file.read_text() or kind == "sweep"
 
 
+def test_the_method_that_is_written_is_fedavg_with_one_cluster(here):
+    init("method", "OneCluster", here)
+    for name in ("{name: 'one_cluster.py:OneCluster', num_clusters: 1}", "fedavg"):
+        where = ["--output.id", name[:3].strip("{"), "--participation", "0.5", "-q"]
+        assert main(["run", "quickstart", "--algorithm", name, *SHORT, *where]) == 0
+    digests = {json.loads(file.read_text())["digest"] for file in here.glob("runs/*/summary.json")}
+    assert len([*here.glob("runs/*/summary.json")]) == 2
+    assert len(digests) == 1
+
+
 @pytest.mark.parametrize("name", ["MyMethod", "my_method", "FedX2", ""])
 def test_names_of_class_and_file_follow_from_either(name, here):
     said = init("method", name, here)
     file, cls = {"FedX2": ("fed_x2.py", "FedX2")}.get(name, ("my_method.py", "MyMethod"))
     assert (here / file).exists()
-    assert f"class {cls}(Algorithm)" in (here / file).read_text()
+    assert f"class {cls}(ComparedUploads, Algorithm)" in (here / file).read_text()
     assert f"{file}:{cls}" in said
 
 

@@ -3,8 +3,9 @@
     mpifl run quickstart --algorithm '{name: "my_method.py:MyMethod"}'
     mpifl check my_method.py:MyMethod
 
-As it stands, it is FedAvg that gives clients with a higher loss a larger weight. `docs/writing-a-method.md`
-explains the six hooks that most methods need, `mpifl/core/algorithm.py` all of them.
+As it stands, it clusters: clients whose models are close after the first training, which all begin with one
+model, share a model from then on. `docs/writing-a-method.md` explains the six hooks that most methods need,
+`mpifl/core/algorithm.py` all of them.
 """
 
 from __future__ import annotations
@@ -13,31 +14,55 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Plan, Report, Server, State
-from mpifl.core.mixing import average
-from mpifl.core.options import NonNegativeFloat
+from mpifl.clustering.distances import squared_distances
+from mpifl.clustering.partitions import agglomerative
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    ComparedUploads,
+    Key,
+    Message,
+    Notes,
+    Plan,
+    Report,
+    Server,
+    State,
+)
+from mpifl.core.mixing import by_cluster, updated
+from mpifl.core.options import NumModels
+from mpifl.core.types import ProblemInfo
 
 
 @dataclass(frozen=True)
-class MyMethod(Algorithm):
+class MyMethod(ComparedUploads, Algorithm):
     """What it does, in one sentence.
 
     Attributes:
-        power: the weight of a client is n_k * loss_k^power; 0 is FedAvg.
+        num_clusters: K, models of the server; 1 is FedAvg.
     """
 
-    power: NonNegativeFloat = 0.5
+    num_clusters: NumModels = 4
     paper = "@misc{my_method, author = {Author}, title = {Title}, year = {2026}}"
+    gram = "model"  # the products of all pairs of these uploads come with the notes, where `compares` says so
+
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
+        """Begin with K equal rows: a row is one model of the server."""
+        return problem.server(problem.alike(self.num_clusters))
+
+    def compares(self, server: Server) -> bool:
+        """Compare models in the first step."""
+        return server.version == 0
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train the downloaded model; report its loss before training, and upload the trained model."""
-        start = message["model"][0]  # the row that the server assigned to this client, float32 [d]
-        before = client.loss(start)
-        trained = client.sgd(start, key)
-        report = client.report({"before": before}, {"train_loss": trained.loss}, model=trained.vector)
-        return report, state
+        """Train the downloaded model, which is the row of the client's cluster, and upload it."""
+        trained = client.sgd(message["model"][0], key)  # float32 [d]
+        return client.report(model=trained.vector, metrics={"train_loss": trained.loss}), state
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """Average the uploads into the one model."""
-        weights = notes.num_samples * np.power(notes["before"], self.power)  # [m], ordered by client
-        return Plan([average(notes, weights=weights)])
+        """Cluster in the first step; average the uploads of each cluster by samples."""
+        assign = server.assign  # [N], the row of each client; absent clients keep theirs
+        if self.compares(server):
+            distances = np.sqrt(squared_distances(notes["gram"]))  # [m, m], in the order of notes.client
+            labels = agglomerative(distances, "average", n_clusters=min(self.num_clusters, len(notes)))
+            assign = updated(assign, notes.client, labels)
+        return Plan([by_cluster(assign[notes.client], self.num_clusters, notes.num_samples)], assign=assign)
