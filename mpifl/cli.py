@@ -11,7 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -728,6 +728,7 @@ class Version(argparse.Action):
         parser.exit()
 
 
+@cache  # ten milliseconds, and scripts and tests call `main` many times
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     out = Parser(

@@ -40,14 +40,20 @@ def test_all_parameters_of_a_function_run_on_one_day_unless_they_are_spread(n, r
 class Item:
     """A test of a day, or one near a change, in a session that began so many minutes ago."""
 
-    def __init__(self, file: str, near: bool, minutes: float = 0.0) -> None:
+    def __init__(self, file: str, near: bool, minutes: float = 0.0, **mark: float) -> None:
         self.path, self.stash, self.config = Path(file), pytest.Stash(), self
+        self.mark = pytest.mark.nightly(**mark).mark
         self.stash[nightly.NEAR] = near
         self.stash[nightly.BEGIN] = time.time() - 60 * minutes
 
     def getoption(self, name: str) -> float:
         """Return the limit."""
         return {"--minutes": 6.0}[name]
+
+    def get_closest_marker(self, name: str) -> pytest.Mark:
+        """Return the mark."""
+        assert name == "nightly"
+        return self.mark
 
 
 @pytest.mark.parametrize(
@@ -56,6 +62,19 @@ class Item:
 def test_tests_near_a_change_are_left_out_before_those_of_the_day(near, minutes, runs):
     with nullcontext() if runs else pytest.raises(pytest.skip.Exception, match="no time left"):
         nightly.skip_when_late(Item("a.py", near, minutes))
+
+
+@pytest.mark.parametrize(("minutes", "runs"), [(4.4, True), (4.6, False)])
+def test_a_test_that_would_not_end_in_time_does_not_begin(minutes, runs):
+    """It takes a minute and a half of six."""
+    with nullcontext() if runs else pytest.raises(pytest.skip.Exception, match="no time left"):
+        nightly.skip_when_late(Item("a.py", near=False, minutes=minutes, seconds=90))
+
+
+def test_files_with_the_longest_tests_of_the_day_come_first():
+    items = [Item("a.py", False), Item("b.py", False, seconds=90), Item("c.py", False, seconds=30)]
+    order = nightly.order([*items, Item("d.py", True, seconds=200)])
+    assert [*order] == [Path("b.py"), Path("c.py"), Path("a.py")]
 
 
 def test_how_many_were_not_run_is_told():

@@ -13,6 +13,7 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from operator import is_
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -276,12 +277,26 @@ def replaced() -> list[str]:
     """
     found = [name for name, hooks in _HOOKS.items() if hooks]
     for owner, members in _OWNERS.items():
-        found += [
-            f"{owner}.{name}"
-            for name, value in members.items()
-            if isinstance(value, FunctionType) and _is_foreign(value) and f"{owner}.{name}" not in ADDED
-        ]
+        found += _replaced_in(owner, members)
     return found + _modes()
+
+
+_SOUND: dict[str, tuple[Any, ...]] = {}  # the members of owners in which none was replaced, as last seen
+
+
+def _replaced_in(owner: str, members: Mapping[str, Any]) -> list[str]:
+    """Return the names of an owner's replaced functions; owners change rarely, and runs ask several times."""
+    values, sound = (*members.values(),), _SOUND.get(owner, ())
+    if len(values) == len(sound) and all(map(is_, values, sound)):
+        return []
+    found = [
+        f"{owner}.{name}"
+        for name, value in members.items()
+        if isinstance(value, FunctionType) and _is_foreign(value) and f"{owner}.{name}" not in ADDED
+    ]
+    if not found:
+        _SOUND[owner] = values
+    return found
 
 
 def _modes() -> list[str]:

@@ -479,6 +479,9 @@ def sums_of(config: Config) -> dict[str, str]:
     return sums
 
 
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # in C, if PyYAML was built with it: the same text
+
+
 def dump(config: Config) -> str:
     """Return the resolved configuration as YAML."""
-    return str(yaml.safe_dump(to_tree(config), sort_keys=False))
+    return str(yaml.dump(to_tree(config), Dumper=_DUMPER, sort_keys=False))

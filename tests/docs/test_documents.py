@@ -114,12 +114,14 @@ def a_run_from_python(folder: Path, said: str) -> None:
     assert summary_of(run)["rounds"] == 1
 
 
-def a_script_and_a_metric(folder: Path, said: str) -> None:
-    """The script printed its table, and both metrics have their columns."""
+def two_scripts_and_a_metric(folder: Path, said: str) -> None:
+    """One script printed its table, the other's callback ended its run; both metrics have their columns."""
     runs = {run.folder.name: run for run in map(mpifl.load, (folder / "runs").iterdir())}
     script = runs.pop("quickstart-python")
     assert str(script.metrics["federation_bytes_up"].iloc[-1]) in said
-    (measured,) = runs.values()
+    ended, measured = sorted(runs.values(), key=lambda run: "ended" not in run.summary)
+    assert ended.summary["rounds"] < 20
+    assert f"{ended.summary['rounds']} {ended.ended}" in said
     assert {"top2_mean", "balanced_mean"} <= set(measured.metrics)
 
 
@@ -248,7 +250,7 @@ LEAVES: dict[str, Callable[[Path, str], None]] = {  # page -> what must be so af
     "huggingface.md": adapters_of_runs,
     "own-data-and-model.md": own_data_and_model,
     "performance.md": a_straggler,
-    "python.md": a_script_and_a_metric,
+    "python.md": two_scripts_and_a_metric,
     "running.md": a_run_from_python,
     "trainers.md": trainers_of_three_kinds,
     "writing-a-method.md": the_method_of_the_page,

@@ -14,6 +14,7 @@ import pytest
 
 DAYS = 14  # of a full cycle
 NEAR_SHARE = 2 / 3  # of the time: those of the day come first
+SECONDS = 10.0  # on two cores, of a test whose mark names no more: nightly(seconds=60)
 LATE = "no time left: launch/nightly runs all tests"
 SPANNING = {  # kinds of tests that lie in a folder of their own, by the package folders that they are about
     "mpi": {"aggregation", "comm", "core", "runtime", "simulation", "traffic"},
@@ -90,23 +91,32 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = kept
 
 
-def order(items: Sequence[pytest.Item]) -> dict[Path, int]:
-    """Return where the files with tests of the day stand, in each cycle in another order; others come later.
+def seconds_of(item: pytest.Item) -> float:
+    """Return how long a nightly test takes, as its mark says."""
+    marker = item.get_closest_marker("nightly")
+    return float(marker.kwargs.get("seconds", SECONDS)) if marker is not None else 0.0
 
-    If time ends before the last of them, it is not always the same.
+
+def order(items: Sequence[pytest.Item]) -> dict[Path, int]:
+    """Return where the files with tests of the day stand; others come later.
+
+    Those with the longest test come first, while there is time for it; the rest in another order in each
+    cycle: if time ends before the last of them, it is not always the same.
     """
-    files = {item.path for item in items if item.stash.get(NEAR, None) is False}
+    longest: dict[Path, float] = {}
+    for item in items:
+        if item.stash.get(NEAR, None) is False:
+            longest[item.path] = max(longest.get(item.path, 0.0), seconds_of(item))
     cycle, _ = today()
-    return {
-        path: place
-        for place, path in enumerate(sorted(files, key=lambda p: zlib.crc32(f"{cycle}{p.name}".encode())))
-    }
+    turns = {path: zlib.crc32(f"{cycle}{path.name}".encode()) for path in longest}
+    return {path: place for place, path in enumerate(sorted(longest, key=lambda p: (-longest[p], turns[p])))}
 
 
 def skip_when_late(item: pytest.Item) -> None:
-    """Skip a test that would begin after the minutes given; near a change, after two thirds of them."""
+    """Skip a test that would not end within the minutes given; near a change, within two thirds of them."""
     share = NEAR_SHARE if item.stash.get(NEAR, False) else 1.0
-    if time.time() > item.config.stash[BEGIN] + 60 * item.config.getoption("--minutes") * share:
+    end = item.config.stash[BEGIN] + 60 * item.config.getoption("--minutes") * share
+    if time.time() + seconds_of(item) > end:
         pytest.skip(LATE)
 
 
@@ -132,5 +142,5 @@ def options(parser: pytest.Parser) -> None:
         type=float,
         default=math.inf,
         metavar="MINUTES",
-        help="begin no test after so many; none near a change after two thirds of them",
+        help="begin no test that would end later; none near a change after two thirds of them",
     )

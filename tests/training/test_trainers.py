@@ -36,8 +36,6 @@ from mpifl.training.trainers.pytorch import Torch
 from mpifl.training.trainers.scikit import Sklearn
 
 SHAPE, LOCAL = (1, 6, 6), LocalConfig(epochs=2, batch_size=7, lr=0.05, momentum=0.9, weight_decay=1e-3)
-PLAIN = Torch(lr=0.05)
-SAME = Torch(lr=0.05, options={"momentum": 0.9, "weight_decay": 1e-3})  # as `LOCAL` says
 
 
 def samples(n: int = 24) -> Split:
@@ -90,7 +88,7 @@ def test_a_method_asks_a_trainer_for_no_more_than_it_declares_and_trains_as_in_t
 
 @pytest.mark.parametrize("what", ["", "direction", "loss", "part", "augment", "work"])
 def test_plain_sgd_of_pytorch_takes_the_steps_of_the_own_loop(what):
-    own, other = learners(SAME)
+    own, other = learners(Torch(lr=0.05, options={"momentum": 0.9, "weight_decay": 1e-3}))  # as `LOCAL` says
     config, asked = LOCAL, dict[str, Any]()
     if what == "direction":
         asked["direction"] = proximal(0.5, own.init)
@@ -187,7 +185,7 @@ def test_gradients_are_clipped_labels_smoothed_and_products_rounded():
     wanted = -0.8 * logits[range(24), split.y].mean() - 0.2 * logits.mean()
     assert smooth.sgd(smooth.init, split, config, key(0)).loss == pytest.approx(float(wanted), rel=1e-5)
     own, coarse = learners(Torch(lr=0.05, autocast="bfloat16"))
-    a, b = (one.sgd(own.init, split, LOCAL, key(0)).vector for one in (learners(PLAIN)[1], coarse))
+    a, b = (one.sgd(own.init, split, LOCAL, key(0)).vector for one in (learners(Torch(lr=0.05))[1], coarse))
     assert b.dtype == torch.float32
     assert 0 < float((a - b).norm()) < 0.1 * float((a - own.init).norm())
 
