@@ -237,6 +237,26 @@ def a_swap_that_is_recovered_from(folder: Path, said: str) -> None:
     assert sum(line.startswith("4,up,") and ",delta," in line for line in ledger) == 1
 
 
+def traffic_of_the_page(folder: Path, said: str) -> None:
+    """Calls, messages and bytes of the page are those of the run."""
+    page = (ROOT / "docs" / "mpi.md").read_text()
+    row = re.compile(r"^\| (\d) \| (\w+) \| ([\w:]+) \| (\d+) \| (\d+) \| (?:(\d+) )?\|", re.MULTILINE)
+    shown = row.findall(page)
+    with (folder / "runs" / "quickstart-mpi" / "mpi_traffic.csv").open() as lines:
+        counts = {(row["rank"], row["call"], row["purpose"]): row for row in csv.DictReader(lines)}
+    assert len(shown) == 6
+    for *which, calls, messages, size in shown:
+        row = counts[tuple(which)]
+        assert (row["calls"], row["messages"]) == (calls, messages), which
+        assert size in ("", row["bytes"]), which
+
+
+def runs_of_somebody_who_comes_from_elsewhere(folder: Path, said: str) -> None:
+    """One and three ranks give one digest, and equal weights another."""
+    digests = [summary_of(folder / "runs" / f"first-{n}")["digest"] for n in ("one", "three", "equal")]
+    assert digests[0] == digests[1] != digests[2]
+
+
 LEAVES: dict[str, Callable[[Path, str], None]] = {  # page -> what must be so after its commands
     "asynchronous-study.md": an_asynchronous_study,
     "asynchrony.md": a_replay_is_its_run,
@@ -247,7 +267,9 @@ LEAVES: dict[str, Callable[[Path, str], None]] = {  # page -> what must be so af
     "extending.md": a_protection_an_option_and_a_plug_in,
     "first-method.md": a_first_method,
     "first-run.md": a_first_run,
+    "from-other-simulators.md": runs_of_somebody_who_comes_from_elsewhere,
     "huggingface.md": adapters_of_runs,
+    "mpi.md": traffic_of_the_page,
     "own-data-and-model.md": own_data_and_model,
     "performance.md": a_straggler,
     "python.md": two_scripts_and_a_metric,
@@ -265,7 +287,9 @@ LATER = (
     "asynchrony.md",
     "data.md",
     "drift.md",
+    "from-other-simulators.md",
     "huggingface.md",
+    "mpi.md",
     "performance.md",
     "python.md",
     "running.md",
