@@ -19,6 +19,7 @@ FLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math"]
 FOLDER = Path("mpifl/kernels")
 NAMES = "common.h", "dispatch.h", "reductions.c", "training.c", "training_simd.inc", "channels_last.c"
 SOURCES = [str(FOLDER / name) for name in (*NAMES, "channels_last_simd.inc")]
+LIBM = FOLDER / "glibc.h"  # not in the hash: it changes no number
 # bindings.py computes the hash again at import and does not use libraries built from other sources
 HASH = hashlib.sha256(b"".join(Path(name).read_bytes() for name in SOURCES)).hexdigest()[:12]
 
@@ -29,9 +30,10 @@ def extension(name: str, *flags: str) -> Extension:
     return Extension(
         f"mpifl.kernels.{name}",
         [str(FOLDER / f"{name}.c")],
-        depends=[*SOURCES, "setup.py"],
+        depends=[*SOURCES, str(LIBM), "setup.py"],
         define_macros=[("BUILD", f'"{HASH}|{" ".join(given)}"')],
-        extra_compile_args=[*FLAGS, *flags],
+        extra_compile_args=["-include", str(LIBM), *FLAGS, *flags],
+        libraries=["m"],
         optional=True,
     )
 
