@@ -409,6 +409,7 @@ def test_the_readme_is_short():
 # -- README.md -----------------------------------------------------------------------------------------------
 
 ELSEWHERE = {  # commands of README.md that tests/launchers or nobody can run here
+    "git clone ADDRESS mpifl && cd mpifl",
     "./launch/quickstart",
     "./launch/test",
     "source .venv/bin/activate",
