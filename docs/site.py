@@ -3,7 +3,8 @@
 Commands come from the argument parser, configuration keys from the dataclasses (as in `mpifl show`), columns
 of `metrics.csv` from the figures that make them, the API from docstrings. README.md, CONTRIBUTING.md and
 CHANGELOG.md become pages, too. Links out of `docs/` lead to these pages, or become plain text. The search
-finds every key by its name and meaning, and reference pages before studies and records.
+finds every key by its name and meaning, and reference pages before studies and records. Where a page uses a
+word of the glossary first, the word leads there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +242,97 @@ def relinked(text: str, page: str) -> str:
     return replace_links(text, replaced)
 
 
+# -- glossary ------------------------------------------------------------------------------------------------
+
+GLOSSARY = "glossary.md"
+EXPLAINED = (  # words of the glossary that have no other meaning elsewhere on the pages
+    *(
+        "algorithm state",
+        "arrival",
+        "assignment",
+        "censored run",
+        "client state",
+        "client store",
+        "client task",
+    ),
+    *(
+        "cohort",
+        "critical difference",
+        "digest",
+        "exact sum",
+        "federation bytes",
+        "fingerprint",
+        "Gram matrix",
+    ),
+    *("identity", "ledger", "mixing", "MPI bytes", "one-shot statistics", "policy", "rank", "run folder"),
+    *("scenario", "second look", "server step", "sharded table", "staleness", "sweep", "upload trigger"),
+    *("virtual time", "visit"),
+)
+UNEXPLAINED = ("changelog", "notes/", "reproductions/", "reference/api/", "explanation/decisions/")
+PROTECTED = re.compile(  # words in these stay as they are
+    r"""(^```.*?^```$ | ^[ ]{4,}[^\n]*$ | `[^`\n]*`  # code
+    | ^\#[^\n]*$ | ^:::[^\n]*$ | <!--.*?-->  # headings, places of the API, comments
+    | !?\[[^\]]*\]\([^)]*\) | https?:\S+  # links
+    )""",
+    re.MULTILINE | re.DOTALL | re.VERBOSE,
+)
+ROW = re.compile(r"^\| ([^|`]+?) \| (.+) \|$", re.MULTILINE)
+
+
+def meanings(glossary: str) -> dict[str, str]:
+    """Return word -> meaning, as plain text, of the words in `EXPLAINED`.
+
+    Args:
+        glossary: Markdown of the page.
+    """
+    found = {word: text for words, text in ROW.findall(glossary) for word in words.split(", ")}
+    plain = {word: re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", found[word]) for word in EXPLAINED}
+    return {word: _plain(text).replace('"', "'") for word, text in plain.items()}
+
+
+@cache
+def words_of(page: str) -> dict[str, str]:
+    """Return the words that a page of `docs/` explains."""
+    return meanings((ROOT / "docs" / page).read_text(encoding="utf-8"))
+
+
+def with_places(glossary: str) -> str:
+    """Return the glossary with a place for each row that words lead to."""
+
+    def place(found: re.Match[str]) -> str:
+        spans = (f'<span id="{_slug(word)}">{word}</span>' for word in found[1].split(", "))
+        return f"| {', '.join(spans)} | {found[2]} |"
+
+    head, mark, rest = glossary.partition("## Words of other programs")
+    return ROW.sub(lambda m: m[0] if m[1] in ("word", "---") else place(m), head) + mark + rest
+
+
+def explained(text: str, page: str, words: Mapping[str, str]) -> str:
+    """Return a page in which the first use of each word leads to the glossary, with its meaning at hand.
+
+    Args:
+        text: Markdown.
+        page: its place in the site.
+        words: word -> meaning.
+    """
+    glossary = posixpath.relpath(GLOSSARY, posixpath.dirname(page) or ".")
+    left = dict(words)
+    longest = "|".join(sorted(map(re.escape, words), key=len, reverse=True))
+    use = re.compile(rf"(?<![\w/.`-])({longest})(s?)(?![\w`-])", re.IGNORECASE)
+
+    def link(found: re.Match[str]) -> str:
+        word = next(word for word in words if word.lower() == found[1].lower())
+        meaning = left.pop(word, None)
+        return found[0] if meaning is None else f'[{found[0]}]({glossary}#{_slug(word)} "{meaning}")'
+
+    parts = PROTECTED.split(text)
+    return "".join(part if i % 2 else use.sub(link, part) for i, part in enumerate(parts))
+
+
+def _slug(word: str) -> str:
+    return word.lower().replace(" ", "-")
+
+
 # -- search --------------------------------------------------------------------------------------------------
 
 CONFIGURATION = "reference/configuration.html"
@@ -317,8 +410,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Mend the links of a page."""
-    return relinked(markdown, page.file.src_uri)
+    """Mend the links of a page, and let words lead to the glossary."""
+    place = page.file.src_uri
+    text = relinked(markdown, place)
+    if place == GLOSSARY:
+        return with_places(text)
+    return text if place.startswith(UNEXPLAINED) else explained(text, place, words_of(GLOSSARY))
 
 
 def on_post_build(config: Any) -> None:

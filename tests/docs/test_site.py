@@ -95,6 +95,24 @@ def test_links_out_of_the_folder_lead_to_pages_or_are_text(site, page, link, bec
     assert site.relinked(link, page) == becomes
 
 
+def test_the_first_use_of_a_word_leads_to_its_meaning(site):
+    words = {"visit": "one local training", "server step": "a change of rows"}
+    text = "# A visit\n`visit` [a visit](x.md) revisit\nVisits; a visit\n```\nserver step\n```\na server step"
+    assert site.explained(text, "tutorial/a.md", words) == (
+        "# A visit\n`visit` [a visit](x.md) revisit\n"
+        '[Visits](../glossary.md#visit "one local training"); a visit\n```\nserver step\n```\n'
+        'a [server step](../glossary.md#server-step "a change of rows")'
+    )
+
+
+def test_every_word_that_leads_to_the_glossary_has_its_place_there(site):
+    page = (ROOT / "docs" / "glossary.md").read_text()
+    assert set(site.words_of("glossary.md")) == set(site.EXPLAINED)
+    places = re.findall(r'<span id="([\w-]+)">', site.with_places(page))
+    assert {word.lower().replace(" ", "-") for word in site.EXPLAINED} <= set(places)
+    assert len(places) == len(set(places))
+
+
 def test_what_markdown_would_take_as_its_own_is_written_as_it_is(site):
     program = argparse.ArgumentParser()
     below = program.add_subparsers()
@@ -154,6 +172,9 @@ CONFIGURATION, WHERE = (
         "stragglers": "asynchrony.html#delays-how-long-visits-take",
         "resume": "cluster.html#checkpoints",
         "resume a killed job": "cluster.html#checkpoints",
+        "RMA": "mpi.html",
+        "affinity": "mpi.html#placement-and-binding",
+        "Flower": "from-other-simulators.html",
         "Slurm": "cluster.html#the-first-day-on-slurm",
         "own data CSV": "data.html#your-own-data",
         "custom model": "how-to.html#use-my-model",
