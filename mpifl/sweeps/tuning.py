@@ -138,15 +138,20 @@ def _of(values: Mapping[Any, Any], label: str) -> dict[str, Any]:
 
 
 def second_stage(
-    tree: Mapping[str, Any], chosen: Mapping[tuple[str, str], Candidate] | None = None
+    tree: Mapping[str, Any], tune: TuneConfig, chosen: Mapping[tuple[str, str], Candidate] | None = None
 ) -> dict[str, Any]:
     """Return the sweep with the chosen candidates; rows without one are as the sweep gives them.
 
     Args:
         tree: the configuration of the sweep.
+        tune: its section `tune`.
         chosen: (group of columns, row) -> candidate; the group is empty if there are no columns.
+
+    Returns:
+        The configuration of the sweep without `tune`. Its rows under `tuned` may be the same runs as others.
     """
     own = {name: value for name, value in tree.items() if name != "tune"}
+    own["tuned"] = [*map(str, tune.rows)]
     if not chosen:
         return own
     vary = dict(own["vary"])
@@ -238,7 +243,7 @@ def sweep(
         tune = tune_of(own)
         if tune is not None:
             cases(
-                with_configurations(second_stage(own)), part
+                with_configurations(second_stage(own, tune)), part
             )  # what is invalid is said before anything runs
         return own, tune
 
@@ -258,7 +263,7 @@ def sweep(
         assert folder is not None
         found, rows = choose(own, tune, folder)
         _write(rows, folder / CHOICES_FILE)
-        return second_stage(own, found)
+        return second_stage(own, tune, found)
 
     own = on_server(transport, chosen)
     return sweeps.sweep(lambda: own, transport, quiet, part, jobs, keep_going)
@@ -322,5 +327,5 @@ def listed(tree: Mapping[str, Any], part: Part = ALL) -> str:
     if tune is None:
         return sweeps.listed(tree, part)
     first = sweeps.listed(first_stage(tree, tune), _part_of_first(part, tune))
-    second = sweeps.listed(second_stage(tree), part)
+    second = sweeps.listed(second_stage(tree, tune), part)
     return f"candidates, on validation data:\n{first}\n\nthen, with the best of each row:\n{second}"

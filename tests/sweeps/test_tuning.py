@@ -170,6 +170,16 @@ def test_the_list_has_the_cases_of_both_stages(tmp_path, capsys):
     assert "columns many, rows Local" not in said
 
 
+def test_a_row_may_have_been_tuned_to_what_another_row_is(tmp_path):
+    rows = {"IFCA": VARY["rows"]["IFCA"], "tuned": VARY["rows"]["IFCA"]}
+    vary = {"rows": rows, "seed": [0]}
+    tune = {"seed": 7, "rows": {"tuned": {"algorithm.num_clusters": [3]}}}
+    folder = tuned(tmp_path, "--output.id", "x", vary=vary, tune=tune)
+    found = [load(folder / f"t-{row}-0").metrics["accuracy_mean"].iloc[-1] for row in rows]
+    assert found[0] == found[1]
+    assert cases(read(str(folder / "sweep.yaml"), []))
+
+
 def test_a_row_that_a_group_leaves_out_has_no_case_and_a_reason_in_the_table():
     labels = [case.labels for case in unchecked_cases({"vary": VARY})]
     assert [(one["columns"], one["rows"]) for one in labels if one["seed"] == "0"] == [
