@@ -295,6 +295,31 @@ class Federation(ABC):
         return visits
 
     @property
+    def changes_by_time(self) -> bool:
+        """Whether data change at times in seconds on the run's clock. Default: False."""
+        return False
+
+    @property
+    def change_steps(self) -> Sequence[int]:
+        """The server steps from which on data change (section `drift`), as far as they are known.
+
+        Default: none.
+        """
+        return ()
+
+    def settle_changes(self, steps: Sequence[int]) -> None:
+        """Set the server steps from which on data change, as far as they are known; none without drift."""
+        assert not steps, "data do not change"
+
+    def change_is_due(self, seconds: float) -> bool:
+        """Return whether data change at a time that has come, in a step that is not set yet.
+
+        Args:
+            seconds: seconds on the run's clock.
+        """
+        return False
+
+    @property
     def regroups(self) -> Sequence[int]:
         """The server steps from which on some client is in another hidden group, ascending. Default: none."""
         return ()

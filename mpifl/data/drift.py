@@ -2,7 +2,8 @@
 
 A client holds one data set after the other. Every change is drawn before the run from the data seed: data
 sets and true groups at a step are the same for any policy, and on any number of ranks. The number of a
-client's samples never changes.
+client's samples never changes. Where the time of a change is given in seconds, its step is known when the
+run's clock gets there.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import CLASSES, IMAGES, SPLITS
-from mpifl.core.options import NonNegativeInt, Options, PositiveFloat, PositiveShare
+from mpifl.core.options import FinitePositive, NonNegativeInt, Options, PositiveFloat, PositiveShare
 from mpifl.core.rng import Key
 from mpifl.data.partition.dirichlet import dirichlet, take_by_mixture
 
@@ -48,6 +49,8 @@ class Drift(Options):
             `split`: half of the largest group permutes its labels. `merge`: all clients of the smallest group
             change to another, so that theirs vanishes.
         at: the server steps (under `rounds`: rounds) from which on changes hold, ascending.
+        at_s: seconds of the run's clock instead of `at`, ascending: a change holds from the first server step
+            on that begins at this time or later. The numbers of such a run depend on its times.
         share: fraction of the clients that a step in `at` concerns; `split` and `merge` concern a group.
         gradual: number of steps over which clients change one by one: each from a step of its own on, drawn
             uniformly from s..s + gradual for a step s in `at`.
@@ -60,6 +63,7 @@ class Drift(Options):
 
     kind: Literal["swap", "input", "concept", "label", "arrival", "split", "merge"] | None = None
     at: tuple[int, ...] = ()
+    at_s: tuple[FinitePositive, ...] = ()
     share: PositiveShare = SHARE
     gradual: NonNegativeInt = 0
     recurring: bool = False
@@ -70,13 +74,19 @@ class Drift(Options):
         super().__post_init__()
         if self.kind is None:
             remedy = "has no effect without drift.kind; name one, or leave it out"
-            for name in ("at", "share", "gradual", "recurring", "alpha", "recovered"):
+            for name in ("at", "at_s", "share", "gradual", "recurring", "alpha", "recovered"):
                 value = getattr(self, name)
                 require(value == getattr(Drift, name), name, value, remedy)
             return
-        remedy = f"give the steps at which data change, ascending, from {FIRST} on"
-        good = bool(self.at) and self.at[0] >= FIRST
+        remedy = "data change at steps or at times; leave at or at_s out"
+        require(not (self.at and self.at_s), "at_s", list(self.at_s), remedy)
+        remedy = f"give the steps at which data change, ascending, from {FIRST} on, or times in at_s"
+        good = bool(self.at_s) or (bool(self.at) and self.at[0] >= FIRST)
         require(good, "at", list(self.at), remedy)
+        rising = all(a < b for a, b in pairwise(self.at_s))
+        require(rising, "at_s", list(self.at_s), "give seconds of the run's clock, ascending")
+        remedy = "counts server steps, whose times are not known before the run; leave it out, or use at"
+        require(not (self.at_s and self.gradual), "gradual", self.gradual, remedy)
         remedy = f"each step lies more than gradual = {self.gradual} steps after the one before"
         apart = all(b - a > self.gradual for a, b in pairwise(self.at))
         require(apart, "at", list(self.at), remedy)
@@ -85,7 +95,12 @@ class Drift(Options):
         remedy = "has no effect but under kind label; leave it out"
         require(self.kind == "label" or self.alpha == ALPHA, "alpha", self.alpha, remedy)
         remedy = "takes changes back: give a second step in at, or leave it out"
-        require(not self.recurring or len(self.at) > 1, "recurring", True, remedy)
+        require(not self.recurring or len(self.when) > 1, "recurring", True, remedy)
+
+    @property
+    def when(self) -> tuple[float, ...]:
+        """When data change: server steps, or seconds of the run's clock."""
+        return self.at or self.at_s
 
 
 @dataclass(frozen=True)
@@ -93,16 +108,18 @@ class DataSet:
     """What a client holds from a step on.
 
     Attributes:
-        since: the first step.
+        change: number of the change with which it begins, by place in `at`; -1 for the first data set.
+        wait: steps from the step of this change until the client takes part in it.
         group: the true group that it then belongs to.
         source: base group from whose clients' samples its own are drawn; None: it keeps those of the
             scenario.
         regime: what is done to its samples beside the scenario's operations; 0: nothing.
-        event: number of the change that made it, which addresses its draws; None for the first.
+        event: the change whose draws made it, which a recurring one shares; None for the first.
         mixed: whether its classes follow a mixture of their own.
     """
 
-    since: int
+    change: int
+    wait: int
     group: int
     source: int | None = None
     regime: int = 0
@@ -150,10 +167,11 @@ class _Draft:
         order = self.key.of("clients", event).numpy().permutation(len(self.sets))
         return np.sort(np.concatenate([order[still[order]], order[~still[order]]])[:count])
 
-    def change(self, k: int, event: int, since: int, source: int | None, regime: int, mixed: bool) -> None:
-        """Add a data set of client `k`."""
+    def change(self, k: int, at: tuple[int, int], event: int, to: tuple[int | None, int, bool]) -> None:
+        """Add a data set of client `k`: change and wait, the change whose draws made it, what it becomes."""
+        source, regime, mixed = to
         group = self.group(int(self.base[k]) if source is None else source, regime)
-        self.sets[k].append(DataSet(since, group, source, regime, event, mixed))
+        self.sets[k].append(DataSet(*at, group, source, regime, event, mixed))
 
 
 Change = tuple[int, int | None, int, bool]  # client, source and regime of its samples, whether mixed anew
@@ -208,7 +226,7 @@ def _split(draft: _Draft, event: int) -> list[Change]:
 def _merge(draft: _Draft, event: int) -> list[Change]:
     """Let all clients of the smallest group change to another one, drawn."""
     known, sizes = np.unique(groups := draft.now(), return_counts=True)
-    remedy = f"there is one group left at step {draft.options.at[event]}; give fewer steps in drift.at"
+    remedy = f"there is one group left at {draft.options.when[event]:g}; let groups merge fewer times"
     require(len(known) > 1, "kind", "merge", remedy)
     gone = known[sizes.argmin()]
     to = int(draft.key.of("group", event).numpy().choice(known[known != gone]))
@@ -247,9 +265,9 @@ def _scheduled(options: Drift, groups: np.ndarray | None, num_clients: int, key:
     """Return the data sets of each client, in order of time."""
     assert options.kind is not None
     base = np.zeros(num_clients, np.int64) if groups is None else groups.astype(np.int64)
-    draft = _Draft(options, key, base, [[DataSet(0, int(g))] for g in base])
+    draft = _Draft(options, key, base, [[DataSet(-1, 0, int(g))] for g in base])
     made: list[Change] = []
-    for event, at in enumerate(options.at):
+    for event in range(len(options.when)):
         back = options.recurring and event % 2 == 1
         if not back and (not options.recurring or event == 0):
             made = KINDS[options.kind].changes(draft, event)
@@ -258,9 +276,9 @@ def _scheduled(options: Drift, groups: np.ndarray | None, num_clients: int, key:
         for k, source, regime, mixed in made:
             if back:
                 first = draft.sets[k][0]
-                draft.sets[k].append(DataSet(at + wait[k], first.group))
+                draft.sets[k].append(DataSet(event, wait[k], first.group))
             else:
-                draft.change(k, of, at + wait[k], source, regime, mixed)
+                draft.change(k, (event, wait[k]), of, (source, regime, mixed))
     return draft.sets
 
 
@@ -277,6 +295,7 @@ class DriftingPartition(Partition):
 
     Attributes:
         sets: for each client, its data sets in order of time.
+        steps: the step of each change, as far as it is known.
 
     Raises:
         UserError: the kind needs groups, or a group holds too few samples for a client that changes to it.
@@ -299,7 +318,7 @@ class DriftingPartition(Partition):
         self.inner, self.options, self.key = inner, options, key
         self.sizes, self.labels, self.num_classes = inner.sizes, labels, num_classes
         self.sets = _scheduled(options, groups, len(inner.sizes), key)
-        self._since = [[held.since for held in sets] for sets in self.sets]
+        self.settle(options.at)
         self._base = np.zeros(len(self.sets), np.int64) if groups is None else groups
         self._unions: dict[tuple[int, str], SampleIndex] = {}
         self._check_stock()
@@ -316,6 +335,21 @@ class DriftingPartition(Partition):
                 remedy += f" hold {held}; use clients of more equal sizes"
                 require(wanted <= held, "kind", self.options.kind, remedy)
 
+    def settle(self, steps: Sequence[int]) -> None:
+        """Set the step of each change, as far as it is known."""
+        self.steps = tuple(steps)
+        known = len(self.steps)
+        self._since = [
+            [0 if h.change < 0 else self.steps[h.change] + h.wait for h in sets if h.change < known]
+            for sets in self.sets
+        ]
+        vars(self).pop("regroups", None)
+
+    def is_due(self, seconds: float) -> bool:
+        """Return whether the next change is given in seconds, and its time has come."""
+        waiting = self.options.at_s[len(self.steps) :]
+        return bool(waiting) and waiting[0] <= seconds
+
     @property
     def regimes(self) -> int:
         """The number of regimes beside the scenario's own."""
@@ -331,9 +365,13 @@ class DriftingPartition(Partition):
 
     @cached_property
     def regroups(self) -> list[int]:
-        """The steps from which on some client is in another true group, ascending."""
-        pairs = [pair for sets in self.sets for pair in pairwise(sets)]
-        return sorted({after.since for before, after in pairs if before.group != after.group})
+        """The steps from which on some client is in another true group, as far as known, ascending."""
+        found = set()
+        for since, sets in zip(self._since, self.sets, strict=True):
+            for (before, after), step in zip(pairwise(sets), since[1:], strict=False):
+                if before.group != after.group:
+                    found.add(step)
+        return sorted(found)
 
     def of(self, k: int, split: str, visit: int) -> SampleIndex:
         """Return the samples of client `k` in its data set number `visit`."""
@@ -444,9 +482,11 @@ def drifting(
 
 
 def lines_on(options: Drift, sets: Sequence[Sequence[DataSet]]) -> list[str]:
-    """Return lines for the user: how many clients change, and from which steps on."""
-    steps = [held.since for some in sets for held in some[1:]]
-    found, counts = np.unique(np.array(steps, np.int64), return_counts=True)
-    each = [f"{n} at step {step}" for step, n in zip(found.tolist(), counts.tolist(), strict=True)]
-    shown = each if len(each) <= SHOWN else [*each[:SHOWN], f"... at {len(each)} steps in all"]
+    """Return lines for the user: how many clients change, and when."""
+    times = [options.when[held.change] + held.wait for some in sets for held in some[1:]]
+    found, counts = np.unique(np.array(times), return_counts=True)
+    form, unit = ("at {:.15g} s", "times") if options.at_s else ("at step {}", "steps")
+    pairs = zip(found.tolist(), counts.tolist(), strict=True)
+    each = [f"{n} {form.format(time)}" for time, n in pairs]
+    shown = each if len(each) <= SHOWN else [*each[:SHOWN], f"... at {len(each)} {unit} in all"]
     return [f"drift ({options.kind}): of {len(sets)} clients change {', '.join(shown)}"]

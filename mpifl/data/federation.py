@@ -178,6 +178,25 @@ class PoolFederation(Federation):
         return np.array([self._drift.number(k, step) for k in clients.tolist()], np.int64)
 
     @property
+    def changes_by_time(self) -> bool:
+        """Whether data change at times in seconds on the run's clock."""
+        return self._drift is not None and bool(self._drift.options.at_s)
+
+    @property
+    def change_steps(self) -> Sequence[int]:
+        """The server steps from which on data change, as far as they are known; empty without drift."""
+        return () if self._drift is None else self._drift.steps
+
+    def settle_changes(self, steps: Sequence[int]) -> None:
+        """Set the server steps from which on data change, as far as they are known."""
+        if self._drift is not None:
+            self._drift.settle(steps)
+
+    def change_is_due(self, seconds: float) -> bool:
+        """Return whether data change at a time in seconds that has come, in a step that is not set yet."""
+        return self._drift is not None and self._drift.is_due(seconds)
+
+    @property
     def regroups(self) -> Sequence[int]:
         """The server steps from which on some client is in another hidden group, ascending."""
         return () if self._drift is None or self.groups is None else self._drift.regroups

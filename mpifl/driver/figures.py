@@ -135,7 +135,7 @@ def recoveries_of(context: RunContext, running: RunningFigures) -> list[dict[str
     """Return what became of the score after each change of data so far, see `recoveries`."""
     drift, metric = context.config.drift, context.config.task.metric
     steps, scores = [step for step, _ in running.scores], [score for _, score in running.scores]
-    events = [at for at in drift.at if steps and at <= steps[-1]]
+    events = [at for at in context.federation.change_steps if steps and at <= steps[-1]]
     return recoveries(steps, scores, events, drift.recovered, metric.better)
 
 

@@ -35,6 +35,7 @@ from mpifl.results.recorder import Recorder, digest
 from mpifl.results.run_models import SERVED
 from mpifl.runtime.engine import Engine, repeated
 from mpifl.runtime.server_step import ServerStep
+from mpifl.supervision.logging import warn_once
 
 from .figures import privacy_spent, recoveries_of
 from .served import newcomers, served_rows
@@ -67,6 +68,9 @@ def finish(
         if none is.
     """
     asynchronous = {} if server is None else engine.summary()
+    unreached = context.config.drift.at_s[len(context.federation.change_steps) :]
+    if unreached and recorder is not None:
+        warn_once(f"drift.at_s: the run ended before {list(unreached)}: these changes did not happen")
     found, fault = compare_clients(context, server_step)
     own, new = None, None
     try:

@@ -440,6 +440,16 @@ class Config(Options):
         check_name("name", self.name)
 
     @property
+    def decided_by_time(self) -> Mapping[str, Any]:
+        """The keys, and their values, by which virtual seconds decide what is computed under any policy."""
+        seconds = {
+            "stop.seconds": self.stop.seconds,
+            "drift.at_s": list(self.drift.at_s),
+            "recluster.seconds": self.recluster.seconds,
+        }
+        return {key: value for key, value in seconds.items() if value}
+
+    @property
     def weights(self) -> str | None:
         """The file from which the model's weights are read; None if they are drawn."""
         return self.model.weights if isinstance(self.model, ModelOptions) else None

@@ -199,8 +199,12 @@ def check_newcomers(config: Config) -> None:
 
 
 def check_drift(config: Config) -> None:
-    """Raise `UserError` for steps of `drift` that the run never reaches."""
-    at, rounds = config.drift.at, config.rounds
+    """Raise `UserError` for steps of `drift` that the run never reaches, or times that it cannot have."""
+    at, rounds, seconds = config.drift.at, config.rounds, list(config.drift.at_s)
+    remedy = "the clock counts server steps under this policy; use drift.at"
+    require(not seconds or config.policy.in_seconds, "drift.at_s", seconds, remedy)
+    remedy = "this method is told the true groups of each server step before the run; use drift.at"
+    require(not (seconds and config.algorithm.needs.groups), "drift.at_s", seconds, remedy)
     remedy = f"the run has {rounds} steps; give rounds that reach the last of these, or leave it out"
     require(not at or at[-1] <= rounds, "drift.at", list(at), remedy)
 
@@ -210,7 +214,7 @@ def check_recluster(config: Config) -> None:
     again, name = config.recluster, type(config.algorithm).__name__
     if not again:
         return
-    value = {"every": again.every, "visits": again.visits, "at": list(again.at)}
+    value = {name: list(given) if name == "at" else given for name, given in vars(again).items()}
     remedy = (
         f"{name} takes no statistics of clients after training has begun; leave it out, or use another method"
     )
@@ -222,6 +226,8 @@ def check_recluster(config: Config) -> None:
     remedy = f"the run has {config.rounds} server steps; give fewer, or leave it out"
     require(again.every < config.rounds, "recluster.every", again.every, remedy)
     require(not again.at or again.at[-1] <= config.rounds, "recluster.at", list(again.at), remedy)
+    remedy = "the clock counts server steps under this policy; use recluster.every"
+    require(not again.seconds or config.policy.in_seconds, "recluster.seconds", again.seconds, remedy)
 
 
 def stop_metric(config: Config) -> tuple[str, int]:

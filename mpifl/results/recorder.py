@@ -280,7 +280,8 @@ class Recorder:
         """
         if not self.federation.regroups:
             return None
-        before, self.groups, self._step = self.groups, self.federation.groups_at(step), step
+        before, self.groups = (self.federation.groups_at(at) for at in (self._step, step))
+        self._step = step
         return None if before is None else np.asarray(before == self.groups)
 
     def _say_diverged(self, step: int, clients: np.ndarray, diverged: np.ndarray | np.bool) -> None:

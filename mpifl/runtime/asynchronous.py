@@ -273,7 +273,9 @@ class AsynchronousEngine(Engine):
         self.server_step, self.policy, self.clock, self.sampler = server_step, policy, clock, sampler
         self.num_steps, self.evaluation, self.on_arrivals = num_steps, evaluation, on_arrivals
         self.checkpointer = checkpointer or NoCheckpoints()
+        server_step.seconds = lambda: clock.now
         self.failed = 0  # consecutive failed visits
+        self.begun = -1  # the version of the server whose next step has begun
         self.servers: dict[int, Server] = {}  # by version, as many as the policy keeps
         self.upload_sizes = UploadSizes(server_step)  # used if the clock needs bytes
         self.statistics_bytes: dict[int, tuple[int, int]] = {}  # client -> down, up, until its visit starts
@@ -399,6 +401,7 @@ class AsynchronousEngine(Engine):
         acts: dict[str, Callable[[], Any]] = {
             "begin": server_step.initialize,
             "restore": lambda: server_step.distribute(None),
+            "change": server_step.tell_changes,
             "evaluate": lambda: self._evaluate(None),
             SAVE: lambda: self._write(None, None, alone=False),
             END: barrier,
@@ -471,8 +474,12 @@ class AsynchronousEngine(Engine):
     def _fill(self, server: Server, pool: RecoveringPool, waiting: int = 0) -> Server:
         """Start visits, and return the server, to whose clusters new clients may have been assigned.
 
-        See `Dispatcher.fill`.
+        See `Dispatcher.fill`. Data that change do so when a server step begins: all its visits have the new.
         """
+        if server.version > self.begun:
+            self.begun = server.version
+            if self.server_step.data_change(server.version + 1):
+                self._on_all(pool, "change", self.server_step.tell_changes)
 
         def start(client: int, version: int) -> None:
             self._start(client, version, pool)
@@ -566,6 +573,7 @@ class AsynchronousEngine(Engine):
             return None
         self.failed = 0
         self.server_step.book_arrival(server.version + 1, header)
+        self.server_step.remember_losses(visit.client, header.metrics)
         self.upload_sizes.compare(header)
         self.metrics[visit.client], self.samples[visit.client] = header.metrics, header.num_samples
         row = visit.row(self.clock.now, server.version)

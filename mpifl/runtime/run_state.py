@@ -20,7 +20,7 @@ from .server_step import ServerStep
 
 SAVE, STOP = "save", "stop"  # commands: write a checkpoint; write one and end the run
 BOOKS = ("ledger", "computation")  # parts of the state of a server step that are arrays by name
-COUNTS = ("visits", "taken", "read")  # its arrays of one number for each client
+COUNTS = ("visits", "taken", "read", "losses")  # its arrays of numbers of clients; the last one in some runs
 FileSums = dict[str, tuple[int, str]]  # file name -> (bytes, SHA-256)
 
 
@@ -81,13 +81,13 @@ class Saved:
         state = server_step.state_dict()
         for name in BOOKS:
             self.put_arrays(name, state.pop(name))
-        self.arrays |= {name: state.pop(name) for name in COUNTS}
+        self.arrays |= {name: state.pop(name) for name in COUNTS if name in state}
         self.values |= state
 
     def load_step_state(self, server_step: ServerStep) -> None:
         """Restore the state of the server step."""
         state: dict[str, Any] = {name: self.arrays_under(name) for name in BOOKS}
-        state |= {name: self.arrays[name] for name in COUNTS}
+        state |= {name: self.arrays[name] for name in COUNTS if name in self.arrays}
         server_step.load_state_dict({**self.values, **state})
 
 

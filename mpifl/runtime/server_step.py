@@ -44,10 +44,10 @@ from mpifl.core.progress import doing
 from mpifl.core.task import SUMS
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import CohortReads, Notes, Reads, Server
-from mpifl.simulation.reclustering import STATISTICS_STEP, STATISTICS_VISITS
+from mpifl.simulation.reclustering import LOSS, STATISTICS_S, STATISTICS_STEP, STATISTICS_VISITS, Since
 from mpifl.simulation.sampling import RoundPlan
 from mpifl.traffic.computation import ComputationLedger
-from mpifl.traffic.ledger import TIME_STAMP, Ledger, StatisticsSize, is_among
+from mpifl.traffic.ledger import TIME_STAMP, Clients, Ledger, StatisticsSize, is_among
 
 from .hook_errors import ClientError, Dropped, hook_name
 from .hooks import ServerHooks
@@ -249,6 +249,11 @@ class ServerStep:
         client_products: inner products of the models of the last step, if they are measured; on rank 0.
         costs: predicted work of each client's visit [N], in samples.
         beginning: origins of the results of the first phases that cases of a sweep share; on rank 0.
+        losses: training loss of the last two visits of each client, the last one first, float64 [2, N]; kept
+            if `recluster.loss_rise` compares them; on rank 0.
+        seconds: returns the seconds on the run's clock; on rank 0.
+        change_steps: the steps from which on data change, where their times are given in seconds; as far as
+            they are known; on rank 0.
         looks: who has looked at whom in the last synchronous step; None if nobody did.
         updates: if requested, a row for each client of the last step and module of the model, with `client`,
             `block`, and the figures of `measures.update_statistics`; on rank 0.
@@ -292,6 +297,9 @@ class ServerStep:
         self.train_metrics: dict[str, float] = {}
         self.client_products: ClientProducts | None = None
         self.beginning: dict[str, dict[int, str]] = {}
+        self.losses = np.full((2, len(self.sizes)), np.nan)
+        self.seconds: Callable[[], float] = float
+        self.change_steps: Sequence[int] = c.federation.change_steps
         self.looks: LookPlan | None = None
         self.updates: list[dict[str, Any]] = []
         self._shown: Mapping[str, torch.Tensor] = {}  # rows downloaded for one-shot statistics; on rank 0
@@ -370,6 +378,8 @@ class ServerStep:
             for name, (owner, shape, identical) in layout.items():
                 self.scheduler.pinned = True
                 self.tables.shard(name, owner, shape, self.store.folder, identical)
+        if self.config.federation.changes_by_time:
+            self.tell_changes()
 
     def _row_owners(self, server: Server, name: str) -> np.ndarray | None:
         """Return the rank that owns each row [K] of a table to be sharded; None for a central table."""
@@ -388,6 +398,25 @@ class ServerStep:
         owner = np.empty(n, np.int64)
         owner[reader] = self.scheduler.row_owners()
         return owner
+
+    def data_change(self, step: int) -> bool:
+        """Return whether data change from a step on that now begins, which all ranks must know; on rank 0.
+
+        This is so if the time of a change is given in seconds, and has come.
+        """
+        federation = self.config.federation
+        while federation.change_is_due(self.seconds()):
+            federation.settle_changes([*federation.change_steps, step])
+        return len(federation.change_steps) > len(self.change_steps)
+
+    def tell_changes(self) -> None:
+        """Let every rank know from which steps on data change; every rank calls."""
+        federation = self.config.federation
+        with self.watch("wait"):
+            known = federation.change_steps if self.transport.is_server else None
+            steps = self.transport.bcast(known, "orders")
+        federation.settle_changes(steps)
+        self.change_steps = steps
 
     def regroup(self) -> None:
         """Continue with the remaining ranks after `RankLost`, even if more are lost meanwhile; all call."""
@@ -429,6 +458,8 @@ class ServerStep:
             "visits": self.visits,
             "taken": self.taken,
             "read": self.read,
+            **({"losses": self.losses} if self.config.recluster.loss_rise else {}),
+            **({"change_steps": [*self.change_steps]} if self.config.federation.changes_by_time else {}),
             "dropped": [asdict(d) for d in self.dropped],
             **({"beginning": self._origins_as_lists()} if self.beginning else {}),
             **self.config.filters.state_dict(),
@@ -441,6 +472,9 @@ class ServerStep:
         self.visits = state["visits"].copy()
         self.taken = state["taken"].copy()
         self.read = state["read"].copy()
+        self.losses = state.get("losses", self.losses).copy()
+        if self.config.federation.changes_by_time:
+            self.config.federation.settle_changes(state["change_steps"])
         self.dropped = [Dropped(**d) for d in state["dropped"]]
         kept = state.get("beginning", {})
         self.beginning = {phase: {k: name for k, name in pairs} for phase, pairs in kept.items()}
@@ -490,6 +524,7 @@ class ServerStep:
                 return None
             took_part = result.notes.client[result.notes.fresh]
             self.visits[took_part] += 1
+            self._remember_losses(result.reports)
             self.read[took_part] = batch.version
             self.arrived = took_part[~np.isin(took_part, self.config.filters.lost(batch.step, took_part))]
             self.taken[self.arrived] += 1
@@ -726,16 +761,46 @@ class ServerStep:
         """Return which clients' statistics are due, bool [n], given the number of visits of each [N]."""
         taken = self._since(server, STATISTICS_STEP)[clients]
         since = (visits - self._since(server, STATISTICS_VISITS))[clients]
-        return self.config.recluster.due(taken, server.version + 1, since)
+        seconds = self.seconds() - self._since(server, STATISTICS_S)[clients]
+        rises = self.losses[0, clients] - self.losses[1, clients]
+        return self.config.recluster.due(Since(server.version + 1, taken, since, seconds, rises))
 
     def _taken_now(self, server: Server, clients: np.ndarray, visits: np.ndarray) -> Server:
         """Return the server that knows that statistics of some clients are taken in the next step."""
         taken = {STATISTICS_STEP: self._since(server, STATISTICS_STEP).copy()}
         taken[STATISTICS_STEP][clients] = server.version + 1
-        if self.config.recluster.visits:  # otherwise nothing reads them
+        again = self.config.recluster
+        if again.visits or again.loss_rise:  # otherwise nothing reads them
             taken[STATISTICS_VISITS] = self._since(server, STATISTICS_VISITS).copy()
             taken[STATISTICS_VISITS][clients] = visits[clients]
+        if again.seconds:
+            taken[STATISTICS_S] = self._since(server, STATISTICS_S).astype(float)
+            taken[STATISTICS_S][clients] = self.seconds()
         return replace(server, algorithm_state={**server.algorithm_state, **taken})
+
+    def _remember_losses(self, reports: GatheredReports | None) -> None:
+        """Remember the training losses of a step's visits, if they are compared."""
+        for table in () if reports is None else reports.tables:
+            if table.fresh:
+                self.remember_losses(table.client, table.metrics)
+
+    def remember_losses(self, clients: Clients, metrics: Mapping[str, Any]) -> None:
+        """Remember the training losses of visits, if they are compared; on rank 0.
+
+        Args:
+            clients: the client of each visit [m], or of one.
+            metrics: what they report, [m] each, or of one.
+
+        Raises:
+            MethodError: the method reports no training loss.
+        """
+        if not self.config.recluster.loss_rise:
+            return
+        if LOSS not in metrics:
+            what = f"reports no {LOSS}, which recluster.loss_rise compares"
+            raise MethodError(hook_name(self.algorithm, "local_update"), what, f"report {LOSS} as a metric")
+        self.losses[1, clients] = self.losses[0, clients]
+        self.losses[0, clients] = metrics[LOSS]
 
     def book_shown(self, step: int, clients: np.ndarray) -> None:
         """Book what clients download for their statistics; on rank 0."""

@@ -185,8 +185,7 @@ class StepConfig:
         pretraining_cache: cache, for later runs, of the rows that clients download for one-shot statistics;
             None for no cache.
         beginning: results of the first phases that cases of a sweep share; None to compute all of them.
-        synchronous: False if uploads reach rank 0 one by one; then all tables stay on rank 0, and no client
-            joins after the first step.
+        synchronous: False if uploads reach rank 0 one by one; then all tables stay on rank 0.
         effort: factor of each client's training time per sample [N], to balance the ranks; None for equal
             factors.
         counter: counts the visits of this rank, for progress displays.

@@ -87,6 +87,7 @@ class SynchronousEngine(Engine):
         self.server_step, self.sampler, self.num_rounds = server_step, sampler, num_rounds
         self.evaluation, self.clock = evaluation, clock or RoundClock()
         self.checkpointer = checkpointer or NoCheckpoints()
+        server_step.seconds = lambda: self.clock.virtual or 0.0
         self.server: Server | None = None  # on rank 0
         self._saved: Saved | None = None
         self._start = 0.0
@@ -95,9 +96,9 @@ class SynchronousEngine(Engine):
 
     def run(self, observe: Observe, saved: Saved | None = None) -> Server | None:
         """Run all rounds; see `Engine`."""
-        self._saved, self._start = saved, perf_counter()
-        if not self.server_step.transport.is_server:
-            command_loop(self.server_step, self.execute)
+        self._saved, self._start, server_step = saved, perf_counter(), self.server_step
+        if not server_step.transport.is_server:
+            command_loop(server_step, self.execute)
             return None
         self._command("begin" if saved is None else "restore")
         assert self.server is not None
@@ -106,10 +107,12 @@ class SynchronousEngine(Engine):
         with doing(ROUND, self.num_rounds, first=self.server.version, main=True) as rounds:
             over = False
             while self.server.version < self.num_rounds and not over:
-                with self.server_step.watch("checkpoint"):
+                with server_step.watch("checkpoint"):
                     command = self.checkpointer.due(self.server.version)
                 if command:
                     self._command(command)
+                if server_step.data_change(self.server.version + 1):
+                    self._command("change")
                 self._command("step")
                 over = self._record(observe)
                 rounds.done = self.server.version
@@ -120,7 +123,10 @@ class SynchronousEngine(Engine):
         run_command(self.server_step, command, self.execute)
 
     def execute(self, command: str) -> None:
-        """Execute a command of rank 0: `begin`, `restore`, `step`, `evaluate`, `save`, `stop` or `end`."""
+        """Execute a command of rank 0.
+
+        They are `begin`, `restore`, `change`, `step`, `evaluate`, `save`, `stop` and `end`.
+        """
         server_step, server = self.server_step, self.server
         if command == "begin":
             self.server = server_step.initialize()
@@ -128,6 +134,8 @@ class SynchronousEngine(Engine):
                 self.clock.start()
         elif command == "restore":
             self._restore()
+        elif command == "change":
+            server_step.tell_changes()
         elif command == "step":
             self._step()
         elif command == "evaluate":

@@ -7,10 +7,36 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpifl.core.errors import require
-from mpifl.core.options import NonNegativeInt, Options
+from mpifl.core.options import FiniteNonNegative, NonNegativeInt, Options
 
-# entries of the algorithm's state about the last statistics of each client [N]: server step, visits before
-STATISTICS_STEP, STATISTICS_VISITS = "statistics_step", "statistics_visits"
+# entries of the algorithm's state about the last statistics of each client [N]: server step, visits before,
+# seconds on the run's clock
+STATISTICS_STEP, STATISTICS_VISITS, STATISTICS_S = (
+    "statistics_step",
+    "statistics_visits",
+    "statistics_seconds",
+)
+LOSS = "train_loss"  # what a visit reports and `loss_rise` compares
+
+
+@dataclass(frozen=True)
+class Since:
+    """How old the last statistics of some clients are, in a server step.
+
+    Attributes:
+        step: number of the step.
+        taken: the step of each client's last statistics, int64 [n]; 0 before training.
+        visits: the visits of each client since then, int64 [n].
+        seconds: seconds on the run's clock since then, float64 [n].
+        rises: by how much the training loss of each client's last visit is above that of the one before,
+            float64 [n]; NaN before the second.
+    """
+
+    step: int
+    taken: np.ndarray
+    visits: np.ndarray
+    seconds: np.ndarray
+    rises: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -27,11 +53,17 @@ class Recluster(Options):
     Attributes:
         every: statistics that are so many server steps old or older are due; 0: statistics never grow old.
         visits: statistics are due after so many visits of the client, the same under every policy; 0: never.
+        seconds: statistics that are so many seconds of the run's clock old or older are due; 0: never.
+        loss_rise: statistics are due when the training loss of the client's last visit is higher than that of
+            the visit before by more than this, which it sees itself (the test by which clients of FedDrift
+            detect drift, arXiv:2206.00799, on visits instead of time steps); 0: never.
         at: server steps in which all statistics from before them are due.
     """
 
     every: NonNegativeInt = 0
     visits: NonNegativeInt = 0
+    seconds: FiniteNonNegative = 0.0
+    loss_rise: FiniteNonNegative = 0.0
     at: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -40,19 +72,17 @@ class Recluster(Options):
         require(rising, "at", list(self.at), "give server steps from 1 on, ascending")
 
     def __bool__(self) -> bool:
-        return bool(self.every or self.visits or self.at)
+        return bool(self.every or self.visits or self.seconds or self.loss_rise or self.at)
 
-    def due(self, taken: np.ndarray, step: int, visits: np.ndarray) -> np.ndarray:
-        """Return whose statistics are due in a server step, bool [n].
-
-        Args:
-            taken: the step of each client's last statistics, int64 [n]; 0 before training.
-            step: number of the step.
-            visits: the visits of each client since its last statistics, int64 [n].
-        """
-        due = step - taken >= self.every if self.every else np.zeros(len(taken), bool)
+    def due(self, since: Since) -> np.ndarray:
+        """Return whose statistics are due, bool [n]."""
+        due = since.step - since.taken >= self.every if self.every else np.zeros(len(since.taken), bool)
         if self.visits:
-            due |= visits >= self.visits
+            due |= since.visits >= self.visits
+        if self.seconds:
+            due |= since.seconds >= self.seconds
+        if self.loss_rise:
+            due |= (since.rises > self.loss_rise) & (since.visits > 0)
         for at in self.at:
-            due |= (taken < at) & (at <= step)
+            due |= (since.taken < at) & (at <= since.step)
         return due

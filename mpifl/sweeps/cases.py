@@ -115,13 +115,13 @@ class Case:
         depend on network, delay, availability and devices (except if clients train in another way by the name
         of their device, or metrics are averaged by it). Empty if times decide what is trained, if callbacks
         must be called for each case, or if the run folder lacks the visits or samples from which times are
-        computed, see `retime.check`. A rule of `stop` on virtual seconds lets times decide the steps.
+        computed, see `retime.check`.
         """
         evaluation, output = self.config.evaluation, self.config.output
         changes = self.config.data.scenario.changes or self.config.drift.kind is not None
         some = evaluation.clients is not None or changes
         unknown = self.config.devices.needs_samples and some
-        timed = not self.config.policy.fixed_visits or self.config.stop.seconds is not None
+        timed = not self.config.policy.fixed_visits or bool(self.config.decided_by_time)
         if timed or output.clients != "all" or unknown or output.callbacks:
             return ""
         plain = replace(self.config, network=Links(), delay=Constant(), availability=Availability())

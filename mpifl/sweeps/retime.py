@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from mpifl.core.errors import require
+from mpifl.core.errors import UserError, require
 from mpifl.core.files import write_json
 from mpifl.core.rng import key
 from mpifl.experiment import loader
@@ -39,7 +39,7 @@ SOME_VISITS = "lacks visits (output.clients), from which the times are computed;
 NO_VISITS = "has no visits.csv, from which the times are computed; run it again"
 BY_DEVICE = "averages its metrics by devices, which change: run it again, or leave `devices` as they are"
 OTHER_TRAINING = "clients train in another way on other devices (per_client): run it again"
-ENDED_BY_TIME = "times decide how many rounds the run takes; run it anew with the other times"
+DECIDED_BY_TIME = "times decide what the run computes; run it anew with the other times"
 COMPUTED = "times follow from what networks compute, which the run folder does not hold: run it again"
 ENERGY = "the energy of the run follows from its times: run it again"
 PER_SAMPLE = "has seconds per sample, and "
@@ -162,8 +162,9 @@ def check(run: Run, config: Config) -> None:
     """
     old, folder, devices = loader.from_tree(Config, run.config), str(run.folder), config.devices
     require(config.policy.fixed_visits, "RUN", folder, ASYNCHRONOUS)
-    for seconds in (old.stop.seconds, config.stop.seconds):
-        require(seconds is None, "stop.seconds", seconds, ENDED_BY_TIME)
+    for one in (old, config):
+        for name, seconds in one.decided_by_time.items():
+            raise UserError(name, seconds, DECIDED_BY_TIME)
     require(run.written == "all", "RUN", folder, SOME_VISITS)
     require(bool(run.rows("visits.csv")), "RUN", folder, NO_VISITS)
     timed = config.costs == old.costs == "training"

@@ -16,7 +16,7 @@ from mpifl.core.rng import key
 from mpifl.core.types import Server
 from mpifl.data import SCENARIOS, DataConfig, Drift, PoolFederation, open_federation
 from mpifl.data.drift import KINDS
-from mpifl.results.reader import read_rows
+from mpifl.results.reader import load, read_rows
 
 ROTATED = {"angles": (0.0, 90.0), "clients": 6, "validation": 0.2}
 
@@ -129,7 +129,8 @@ def test_changes_come_back_and_come_again():
 def test_gradual_drift_spreads_over_steps():
     """Of 20 clients ten change, at steps 5 to 9, not all at one."""
     found = opened(Drift("input", at=(5,), share=0.5, gradual=4), clients=20, angles=(0.0, 90.0))
-    since = sorted(sets[1].since for sets in found.data_sets if len(sets) > 1)
+    steps = range(1, 12)
+    since = sorted(next(s for s in steps if found.data_set(k, 0, s)) for k in moved(found))
     assert len(since) == 10
     assert 5 <= since[0] < since[-1] <= 9
     assert len({*since}) > 2
@@ -201,6 +202,47 @@ def test_a_client_that_changes_group_reads_the_oracles_model_of_its_new_group():
     server = Server({"model": torch.zeros(2, 1)}, before, state, version=2)
     assert [method.reads(server, k)["model"] for k in range(4)] == [(0,), (1,), (0,), (1,)]
     assert [method.serves(server, k)["model"] for k in range(4)] == [(0,), (0,), (1,), (1,)]
+
+
+def test_a_change_at_a_time_holds_from_the_step_that_begins_then(tmp_path):
+    """Rounds of 1 s: the change at 1.5 s holds from round 3 on, which begins at 2 s; as does one at 2 s."""
+    options = ("--algorithm", "{name: ifca, num_clusters: 2}", "--rounds", "5", "--evaluation.every", "1")
+    found = [
+        run(tmp_path / name, *options, "--drift", f"{{kind: swap, share: 0.5, {when}}}")
+        for name, when in (("step", "at: [3]"), ("between", "at_s: [1.5]"), ("sharp", "at_s: [2]"))
+    ]
+    for name in ("model.safetensors", "groups.csv"):
+        of = [(folder / name).read_bytes() for folder in found]
+        assert of[1] == of[0]
+        assert of[2] == of[0]
+    told = [load(folder).summary["drift"] for folder in found]
+    assert told[0] == told[1] == told[2]
+    assert len(told[0]) == 1
+
+
+def test_in_an_asynchronous_run_a_change_at_a_time_is_one_at_the_step_that_begins_next(tmp_path):
+    """Six steps; the time lies between two of them, and the change holds for visits of the later one on."""
+    options = (
+        *("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}", "--delay.name", "exponential"),
+        *("--rounds", "6", "--evaluation.every", "1"),
+    )
+    plain = read_rows(run(tmp_path / "plain", *options) / "events.csv")
+    ends = [max(float(r["time"]) for r in plain if int(r["arrival_version"]) == v) for v in range(6)]
+    middle = (ends[1] + ends[2]) / 2  # the third step ends, and the fourth begins, after it
+    folders = [
+        run(tmp_path / name, *options, "--drift", f"{{kind: concept, share: 0.5, {when}}}")
+        for name, when in (("step", "at: [4]"), ("time", f"at_s: [{middle}]"))
+    ]
+    models = [(folder / "model.safetensors").read_bytes() for folder in folders]
+    assert models[0] == models[1] != (tmp_path / "plain" / "tiny-x" / "model.safetensors").read_bytes()
+
+
+def test_a_change_for_which_the_run_is_too_short_is_said(tmp_path, capsys):
+    run(tmp_path, "--rounds", "2", "--drift", "{kind: swap, at_s: [1, 50, 60]}")
+    said = [line for line in capsys.readouterr().err.splitlines() if "drift.at_s" in line]
+    assert len(said) == 1
+    assert "50" in said[0]
+    assert "60" in said[0]
 
 
 def test_a_visit_under_way_keeps_the_data_of_the_step_in_which_it_began(tmp_path, monkeypatch):

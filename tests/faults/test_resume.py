@@ -85,6 +85,21 @@ RUNS: dict[str, list[str]] = {
     "drift among arrivals": [
         *("--algorithm", "fedbuff", *BUFFER, "--drift", "{kind: concept, at: [2], gradual: 3, share: 0.5}")
     ],
+    "drift by time": [
+        *(
+            "--algorithm",
+            "{name: flexcfl, num_groups: 2}",
+            "--rounds",
+            "5",
+            "--recluster",
+            "{loss_rise: 0.3}",
+        ),
+        *("--drift", "{kind: swap, at_s: [0.5, 2.5], share: 0.5}"),
+    ],
+    "drift among arrivals by time": [
+        *("--algorithm", "{name: flexcfl, num_groups: 2}", *BUFFER, "--recluster", "{seconds: 0.1}"),
+        *("--drift", "{kind: concept, at_s: [0.05, 0.2], share: 0.4}"),
+    ],
     "arrivals one by one": ["--algorithm", "fedasync", "--policy", "every_arrival", *LATE],
 }
 

@@ -37,7 +37,7 @@ FEW = (  # on one process and on three ranks; all of them, also on other numbers
         "ucfl-reduced",
     ),
     *("ucfl-4", "compressed", "private", "secure", "partial-work", "median", "norm-bound"),
-    *("drift", "drift-again", "drift-oracle", "drift-events"),
+    *("drift", "drift-again", "drift-oracle", "drift-events", "drift-by-time-events"),
     *("events-looks", "events-kept", "events-split"),
     *("scaffold-hosted", "ucfl-hosted", "fedbuff-hosted"),
     *("stopped-at-target", "stopped-without-patience"),

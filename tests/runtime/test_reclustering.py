@@ -20,9 +20,20 @@ from mpifl.results.reader import read_rows
 from mpifl.simulation.delays import Constant, Exponential
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import Barrier, Buffer, EveryArrival, Synchronous
-from mpifl.simulation.reclustering import Recluster
+from mpifl.simulation.reclustering import Recluster, Since
 
 DRIFT = ("--drift", "{kind: swap, at: [3], share: 0.5}")
+
+
+FLEXCFL = ("--algorithm", "{name: flexcfl, num_groups: 2}")
+
+
+def directions(folder) -> dict[int, int]:
+    """Return server step -> how many clients of FlexCFL sent their statistics."""
+    rows = read_rows(folder / "ledger.csv")
+    return {
+        int(r["step"]): int(r["messages"]) for r in rows if (r["name"], r["direction"]) == ("delta", "up")
+    }
 
 
 def run(folder, *options: str):
@@ -34,12 +45,18 @@ def run(folder, *options: str):
 
 def test_statistics_are_due_by_age_and_by_round():
     """Taken in rounds 0, 2 and 4: in round 5, those of 0 and 2 are two rounds old; so are those before 3."""
-    taken, visits = np.array([0, 2, 4]), np.array([1, 3, 0])
-    assert_array_equal(Recluster(every=2).due(taken, 5, visits), [True, True, False])
-    assert_array_equal(Recluster(at=(3,)).due(taken, 5, visits), [True, True, False])
-    assert_array_equal(Recluster(at=(3,)).due(taken, 2, visits), [False, False, False])
-    assert_array_equal(Recluster(every=4, at=(3, 5)).due(taken, 4, visits), [True, True, False])
-    assert_array_equal(Recluster(visits=2).due(taken, 5, visits), [False, True, False])
+
+    def due(step=5, **options):
+        taken, visits, seconds = np.array([0, 2, 4]), np.array([1, 3, 0]), np.array([9.0, 4.5, 0.5])
+        return Recluster(**options).due(Since(step, taken, visits, seconds, np.array([0.1, np.nan, 0.3])))
+
+    assert_array_equal(due(every=2), [True, True, False])
+    assert_array_equal(due(at=(3,)), [True, True, False])
+    assert_array_equal(due(2, at=(3,)), [False, False, False])
+    assert_array_equal(due(4, every=4, at=(3, 5)), [True, True, False])
+    assert_array_equal(due(visits=2), [False, True, False])
+    assert_array_equal(due(seconds=4.5), [True, True, False])
+    assert_array_equal(due(loss_rise=0.05), [True, False, False])  # the third has not visited since
     assert not Recluster()
 
 
@@ -76,6 +93,20 @@ def test_under_partial_participation_each_client_sends_them_when_it_next_takes_p
         if row["name"] == "signature" and row["direction"] == "up"
     }
     assert sent == {0: 8, **{step: n for step, n in expected.items() if n}}
+
+
+def test_a_client_whose_loss_rises_sends_its_statistics_at_its_next_visit(tmp_path):
+    """Four of eight clients change places in round 3 and see it by their loss: they send in round 4."""
+    done = run(tmp_path, *FLEXCFL, "--rounds", "5", *DRIFT, "--recluster", "{loss_rise: 0.5}")
+    assert directions(done) == {0: 8, 4: 4}
+    assert [float(row["ari"]) for row in read_rows(done / "metrics.csv")][-1] == 1.0
+
+
+def test_statistics_are_taken_again_after_seconds_of_the_clock(tmp_path):
+    """Rounds last 2 s: statistics from 0 s are more than 3.5 s old at 4 s, in round 3; then in round 5."""
+    options = ("--rounds", "5", "--delay", "{name: constant, value_s: 2}")
+    done = run(tmp_path, *FLEXCFL, *options, "--recluster", "{seconds: 3.5}")
+    assert directions(done) == {0: 8, 3: 8, 5: 8}
 
 
 TAKING = ["pacfl", "fedclust", "flexcfl", "flt", "pca_km_hc", "ucfl"]

@@ -133,6 +133,22 @@ RUNS: dict[str, list[str]] = {
         *("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}", *HALF, "--rounds", "5"),
         *("--drift", "{kind: concept, at: [2], gradual: 2, share: 0.5}"),
     ],
+    "drift-by-time": [  # rounds of 1 s; the one that begins at 2 s is the third
+        *("--algorithm", "{name: flexcfl, num_groups: 2}", *HALF, "--rounds", "5", "--evaluation.every", "1"),
+        *("--drift", "{kind: swap, at_s: [1.5], share: 0.5}", "--recluster", "{seconds: 2, loss_rise: 0.5}"),
+    ],
+    "drift-by-time-events": [
+        *("--algorithm", "{name: fedclust, num_clusters: 2}", "--policy", "{name: buffer, size: 2}", *HALF),
+        *(
+            "--rounds",
+            "8",
+            "--delay.name",
+            "exponential",
+            "--drift",
+            "{kind: swap, at_s: [0.8, 2], share: 0.3}",
+        ),
+        *("--recluster", "{seconds: 1, loss_rise: 0.2}"),
+    ],
     "events-looks": [
         *("--algorithm", "{name: emdcfl, sample_cap: 32, epsilon: 0.05}", "--policy", "every_arrival"),
         *("--rounds", "10", "--delay.name", "exponential", "--cohort_size", "4"),

@@ -175,7 +175,7 @@ def test_cases_that_a_rule_ended_are_complete_and_times_that_end_them_train_each
     fast, slow = (found.runs[name].summary for name in ("fast", "slow"))
     assert 20 > fast["rounds"] > slow["rounds"] > 1
     assert "retimed_from" not in fast.keys() | slow.keys()
-    with pytest.raises(mpifl.UserError, match=r"stop\.seconds = 5\.0: times decide how many rounds"):
+    with pytest.raises(mpifl.UserError, match=r"stop\.seconds = 5\.0: times decide what the run computes"):
         _retime(found.runs["slow"].folder)
 
 
