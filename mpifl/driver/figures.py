@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ def columns(
         record.train,
         figures(context, record, server_step.visits, running),
         recovery(context, record, running),
+        clustering_costs(context, server_step),
         distances(context, record, server_step),
         privacy_spent(context.accountant, engine.num_uploads, record.step),
         server_step.config.filters.figures(),
@@ -129,6 +131,39 @@ def recovery(context: RunContext, record: Record, running: RunningFigures) -> di
     known = scores[~np.isnan(scores)]
     running.scores.append((record.step, float(known.mean()) if known.size else np.nan))
     return recovery_figures(recoveries_of(context, running))
+
+
+def clustering_costs(context: RunContext, server_step: ServerStep) -> dict[str, int]:
+    """Return `clustering_bytes` so far, in both directions, of runs under drift or with `recluster`.
+
+    These are the bytes of one-shot statistics and second looks; their computation is `flops_statistics`.
+    """
+    if context.config.drift.kind is None and not context.config.recluster:
+        return {}
+    return {"clustering_bytes": server_step.ledger.clustering.total()}
+
+
+def costs_since(events: Sequence[Mapping[str, Any]], server_step: ServerStep) -> list[dict[str, Any]]:
+    """Return each change of data with what clustering has cost from its step until the next one.
+
+    Args:
+        events: rows with a `step`, ascending.
+        server_step: has the ledgers.
+
+    Returns:
+        The rows with `clustering_bytes_up`, `clustering_bytes_down` and `clustering_flops`.
+    """
+    begins = [event["step"] for event in events]
+    out = []
+    for event, begin, end in zip(events, begins, [*begins[1:], inf], strict=True):
+        of = {"up": 0, "down": 0}
+        for (direction, step), size in server_step.ledger.clustering.items():
+            of[direction] += size * (begin <= step < end)
+        entries = server_step.computation.entries.items()
+        flops = sum(w.flops for (step, what), w in entries if what == "statistics" and begin <= step < end)
+        costs = {f"clustering_bytes_{direction}": size for direction, size in of.items()}
+        out.append({**event, **costs, "clustering_flops": flops})
+    return out
 
 
 def recoveries_of(context: RunContext, running: RunningFigures) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ from mpifl.runtime.engine import Engine, repeated
 from mpifl.runtime.server_step import ServerStep
 from mpifl.supervision.logging import warn_once
 
-from .figures import privacy_spent, recoveries_of
+from .figures import costs_since, privacy_spent, recoveries_of
 from .served import newcomers, served_rows
 
 
@@ -87,6 +87,7 @@ def finish(
     whole = {name: table.contiguous() for name, table in tables.items() if table is not None}
     sha = digest(whole, server.assign, server.algorithm_state)
     taken = replace(context, config=replace(context.config, rounds=server.version))  # it may have ended early
+    changes = recoveries_of(context, recorder.running)
     summary = {
         **_summary(taken, server_step, recorder.last, sha, origin),
         "federation_bytes_expected": compared(taken, server_step.ledger),
@@ -96,7 +97,7 @@ def finish(
         "wall_seconds": round(perf_counter() - start, 3),
         **_of_some_runs(context, server_step, engine, server),
         **({"asynchronous": asynchronous} if asynchronous else {}),
-        **({"drift": recoveries_of(context, recorder.running)} if context.config.drift.kind else {}),
+        **({"drift": costs_since(changes, server_step)} if context.config.drift.kind else {}),
     }
     if own is not None:
         clients = torch.from_numpy(context.evaluated_clients)

@@ -517,7 +517,7 @@ class AsynchronousEngine(Engine):
         ]
         headers, uploads = list[ReportHeader](), dict[str, list[torch.Tensor]]()
         for header, vectors in self._made_now(tasks, pool):
-            step.book(number, header)
+            step.book_statistics(number, header)
             headers.append(header)
             for name, rows in vectors.items():
                 uploads.setdefault(name, []).extend(rows.unbind())

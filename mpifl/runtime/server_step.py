@@ -806,15 +806,17 @@ class ServerStep:
         """Book what clients download for their statistics; on rank 0."""
         shown = self.publish_shown()
         widths = {name: rows.shape[1] for name, rows in shown.items()}
-        self.ledger.add_reads(step, _reads_of_all(shown, clients), widths)
+        with self.ledger.for_clustering():
+            self.ledger.add_reads(step, _reads_of_all(shown, clients), widths)
 
     def _book_statistics(self, step: int, sent: Mapping[int, StatisticsSize]) -> None:
         """Book the statistics that clients send and nobody uses."""
-        for k, statistics in sent.items():
-            for name, (numbers, size) in statistics.vectors.items():
-                self.ledger.add_up(step, name, k, numbers, size)
-            for name, (numbers, size) in statistics.notes.items():
-                self.ledger.add_up(step, name, k, numbers, size, note=True)
+        with self.ledger.for_clustering():
+            for k, statistics in sent.items():
+                for name, (numbers, size) in statistics.vectors.items():
+                    self.ledger.add_up(step, name, k, numbers, size)
+                for name, (numbers, size) in statistics.notes.items():
+                    self.ledger.add_up(step, name, k, numbers, size, note=True)
 
     def fingerprint_round(
         self, clients: np.ndarray, server: Server | None
@@ -1010,7 +1012,10 @@ class ServerStep:
         nobody = not any(table.fresh for table in tables)
         self.drop(dropped, nobody and not self.config.filters.moves_rows)
         for table in tables:
-            self.book(batch.step, table)
+            if hook == "fingerprint":
+                self.book_statistics(batch.step, table)
+            else:
+                self.book(batch.step, table)
         clients = np.concatenate([np.zeros(0, np.int64), *(t.client for t in tables)])
         lost = self.config.filters.lost(batch.step, clients)
         self.train_metrics = mean_metrics(tables, lost)
@@ -1111,14 +1116,20 @@ class ServerStep:
                 ledger.add_up(step, TIME_STAMP, reports.client, 1, note=True)
         self.book_exchanges(step, reports.exchanges)
 
+    def book_statistics(self, step: int, reports: ReportTable | ReportHeader) -> None:
+        """Book the one-shot statistics that clients send."""
+        with self.ledger.for_clustering():
+            self.book(step, reports)
+
     def book_exchanges(self, step: int, exchanges: Exchanges) -> None:
         """Book what clients have exchanged with peers in a second look, or have stored at the server."""
         ledger = self.ledger
-        for (kind, direction, client), (numbers, messages) in exchanges.items():
-            if direction == "up":
-                ledger.add_up(step, kind, client, numbers, messages=messages)
-            else:
-                ledger.add_down(step, kind, client, numbers, messages)
+        with ledger.for_clustering():
+            for (kind, direction, client), (numbers, messages) in exchanges.items():
+                if direction == "up":
+                    ledger.add_up(step, kind, client, numbers, messages=messages)
+                else:
+                    ledger.add_down(step, kind, client, numbers, messages)
 
     def book_arrival(self, step: int, report: ReportHeader) -> None:
         """Count a visit whose upload has arrived by itself, and book its traffic.

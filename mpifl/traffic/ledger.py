@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias, overload
 
@@ -233,6 +234,7 @@ class Ledger(Undoable):
     Attributes:
         up: bytes that each client uploaded [N].
         down: bytes that each client downloaded [N], by unicast.
+        clustering: (direction, step) -> bytes that serve clustering alone, see `for_clustering`.
     """
 
     def __init__(self, num_clients: int, payload: NumberFormat | None = None) -> None:
@@ -247,6 +249,8 @@ class Ledger(Undoable):
         self._streams = np.full(num_clients, SEVERAL, np.int32)  # the row that each client read last
         self._totals: Counter[tuple[str, int]] = Counter()
         self._casts: Counter[int] = Counter()  # step -> downloaded bytes, each row once
+        self.clustering: Counter[tuple[str, int]] = Counter()
+        self._is_clustering = False
         self._kept: np.ndarray | None = None  # clients whose moves are remembered, bool [N]; None: all
 
     @property
@@ -258,6 +262,18 @@ class Ledger(Undoable):
         """Keep the moves of these clients only, step by step; totals still count all clients."""
         self._kept = np.zeros(len(self.up), bool)
         self._kept[clients] = True
+
+    @contextmanager
+    def for_clustering(self) -> Iterator[None]:
+        """Count what is booked in a block also under `clustering`: one-shot statistics, second looks.
+
+        What clients report with their uploads of what they found counts with these uploads.
+        """
+        before, self._is_clustering = self._is_clustering, True
+        try:
+            yield
+        finally:
+            self._is_clustering = before
 
     def _entry(self, step: int, direction: str, name: str, cast: str, stream: int | str, note: bool) -> Entry:
         at = (step, direction, name, cast, str(stream))
@@ -277,6 +293,9 @@ class Ledger(Undoable):
     def _count(self, step: int, direction: str, client: Clients, size: Sizes) -> None:
         self._count_bytes(step, direction, client, size)
         self._undo.append(lambda: self._count_bytes(step, direction, client, -size))
+        if self._is_clustering and (total := _sum(size, client)):
+            self.clustering[direction, step] += total
+            self._undo.append(lambda: self.clustering.subtract({(direction, step): total}))
 
     def _count_bytes(self, step: int, direction: str, client: Clients, size: Sizes) -> None:
         (self.up if direction == "up" else self.down)[client] += size
@@ -525,6 +544,9 @@ class Ledger(Undoable):
             "readers": readers,
             "read": self._streams[readers].astype(str),
             "casts": np.array([*self._casts.items()], np.int64).reshape(-1, 2),
+            "clustering": np.array(
+                [(way == "up", step, size) for (way, step), size in self.clustering.items()], np.int64
+            ).reshape(-1, 3),
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -542,6 +564,8 @@ class Ledger(Undoable):
         self._streams[:] = SEVERAL
         self._streams[state["readers"]] = [int(row) if row else SEVERAL for row in state["read"].tolist()]
         self._casts = Counter(dict(state["casts"].tolist()))
+        clustering = state["clustering"].tolist()
+        self.clustering = Counter({("up" if up else "down", step): size for up, step, size in clustering})
 
 
 def _stream(tables: Reads) -> int:

@@ -16,7 +16,7 @@ from mpifl.algorithms.emdcfl import EMDCFL
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.algorithms.ucfl import UCFL
 from mpifl.experiment.schema import Newcomers
-from mpifl.results.reader import read_rows
+from mpifl.results.reader import load, read_rows
 from mpifl.simulation.delays import Constant, Exponential
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import Barrier, Buffer, EveryArrival, Synchronous
@@ -107,6 +107,50 @@ def test_statistics_are_taken_again_after_seconds_of_the_clock(tmp_path):
     options = ("--rounds", "5", "--delay", "{name: constant, value_s: 2}")
     done = run(tmp_path, *FLEXCFL, *options, "--recluster", "{seconds: 3.5}")
     assert directions(done) == {0: 8, 3: 8, 5: 8}
+
+
+def bytes_of(folder, *names: str) -> dict[int, int]:
+    """Return server step -> bytes of what has these names, in both directions."""
+    found: dict[int, int] = {}
+    for row in read_rows(folder / "ledger.csv"):
+        if row["name"] in names:
+            found[int(row["step"])] = found.get(int(row["step"]), 0) + int(row["bytes"])
+    return found
+
+
+def test_clustering_again_has_its_bytes_and_computation_after_each_change(tmp_path):
+    """Statistics in rounds 0, 3 and 5: none after the change in round 2, two after that in round 3."""
+    drift = ("--drift", "{kind: swap, at: [2, 3], share: 0.25}")
+    done = run(tmp_path, *FLEXCFL, "--rounds", "5", *drift, "--recluster", "{at: [3, 5]}")
+    sent = bytes_of(done, "delta")
+    assert sent.keys() == {0, 3, 5}
+    before, after = load(done).summary["drift"]
+    assert before["clustering_bytes_up"] == before["clustering_bytes_down"] == before["clustering_flops"] == 0
+    up = {s: n for s, n in sent.items() if s}
+    assert after["clustering_bytes_up"] == sum(up.values())
+    shown = sum(size for step, size in bytes_of(done, "init").items() if step)
+    assert after["clustering_bytes_down"] == shown
+    work = {
+        int(r["step"]): int(r["flops"])
+        for r in read_rows(done / "computation.csv")
+        if r["purpose"] == "statistics"
+    }
+    assert after["clustering_flops"] == work[3] + work[5]
+    columns = read_rows(done / "metrics.csv")
+    every = bytes_of(done, "delta", "init")
+    assert [int(row["clustering_bytes"]) for row in columns] == [
+        sum(size for step, size in every.items() if step <= at) for at in range(6)
+    ][-len(columns) :]
+
+
+def test_looks_of_clients_at_each_other_are_bytes_of_clustering(tmp_path):
+    """EMD-CFL's clients look at each other in round 1, and again in round 3."""
+    options = ("--algorithm", "{name: emdcfl, sample_cap: 32, epsilon: 0.05}", "--rounds", "4")
+    done = run(tmp_path, *options, "--recluster", "{at: [3]}")
+    moved = [int(row["clustering_bytes"]) for row in read_rows(done / "metrics.csv")][-4:]
+    sent = bytes_of(done, "extractor", "embedding")
+    assert sent.keys() == {1, 3}
+    assert moved == [sent[1], sent[1], sent[1] + sent[3], sent[1] + sent[3]]
 
 
 TAKING = ["pacfl", "fedclust", "flexcfl", "flt", "pca_km_hc", "ucfl"]
