@@ -32,7 +32,18 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, tuple[Command, dict[str, dict[str, Any]]]] = {}
 SECTIONS = (  # of a configuration; listed here because --help imports nothing heavy
     *("algorithm", "attack", "availability", "checkpoint", "clock", "data", "delay", "devices", "drift"),
-    *("evaluation", "local", "model", "network", "newcomers", "output", "payload", "policy", "privacy"),
+    *(
+        "evaluation",
+        "leavers",
+        "local",
+        "model",
+        "network",
+        "newcomers",
+        "output",
+        "payload",
+        "policy",
+        "privacy",
+    ),
     *("recluster", "robust", "secure_aggregation", "seed", "start", "stop", "system", "task"),
 )
 KEYS = f"""Keys of the configuration are options, too: --key.path value, or --key.path=value; values are YAML.

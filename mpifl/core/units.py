@@ -78,6 +78,7 @@ ENDINGS: dict[str, Unit] = {
     "milestones": Unit("server steps"),
     "every": Unit("server steps"),
     "joins": Unit("server steps"),
+    "leaves": Unit("server steps"),
     "max_staleness": Unit("server steps"),
     "participation": Unit("fraction of the clients"),
     "cohort_size": Unit("clients"),

@@ -62,7 +62,7 @@ from mpifl.runtime.virtual_rounds import VirtualRounds
 from mpifl.simulation.client_devices import Alike
 from mpifl.simulation.delays import Constant
 from mpifl.simulation.durations import visit_duration
-from mpifl.simulation.newcomers import join_seconds, join_steps, newcomers
+from mpifl.simulation.newcomers import JOINS, LEAVES, leavers, newcomers, seconds_of, steps_of
 from mpifl.simulation.policies import AsynchronousPolicy, ClockParts, Policy, RoundsPolicy
 from mpifl.simulation.sampling import cohort_size
 from mpifl.supervision.logging import warn_once
@@ -90,7 +90,7 @@ from .context import Decisions, Parts, RunContext, with_newcomers
 from .filters import adapter_ranks, build_filters
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
 from .pretraining_cache import PretrainingCache
-from .schema import GROUPS, Config, Newcomers, StartConfig, SystemConfig
+from .schema import GROUPS, Config, Leavers, Newcomers, StartConfig, SystemConfig
 from .shared_beginning import shared_beginning
 from .starting_model import FILE, check_base, earlier_privacy, read_model
 from .visit_loads import visit_loads
@@ -143,7 +143,7 @@ def _built(config: Config, transport: Transport, say: Say, resources: Resources)
         remedy = f"its frozen weights differ on {socket.gethostname()}; use the same file on all machines"
         same = checksum(parts.learner.flat.module) == decisions.base
         require(same, "model.weights", config.weights, remedy)
-    parts, places = with_newcomers(parts, config.policy, decisions.joins), resources.places
+    parts, places = with_newcomers(parts, config.policy, decisions.joins, decisions.leaves), resources.places
     return RunContext(**vars(parts), config=config, transport=transport, decisions=decisions, places=places)
 
 
@@ -519,8 +519,12 @@ def decide(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decisio
     joins, system = newcomers_of(config, parts.federation), key(config.seed.system)
     if not joins and config.newcomers != Newcomers():
         warn_once("newcomers.joins: without effect: no client is a newcomer; give share or groups")
+    leaves = leavers_of(config, parts.federation, tuple(joins))
+    if not leaves and config.leavers != Leavers():
+        warn_once("leavers.leaves: without effect: no client leaves; give share or groups")
     present = n - sum(when > 1 for when in joins.values()) if config.policy.joins_by_step else n - len(joins)
-    parts = with_newcomers(parts, config.policy, joins)
+    present -= len(leaves)  # the fewest that there are at a time
+    parts = with_newcomers(parts, config.policy, joins, leaves)
     ties = isinstance(config.delay, Constant) and isinstance(config.devices, Alike)
     away = not parts.duration.presence.always
     check_cohort(config.algorithm, config.policy, num_sampled, present, ties, away)
@@ -540,7 +544,7 @@ def decide(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decisio
         check_base(config.start.run, config.weights, config.lora, config.seed.model, base)
     accountant = Accountant(config.privacy, n, num_sampled)
     spent = privacy_spent_before(config.start, config.weights, accountant, parts.federation.content)
-    return Decisions(num_sampled, joins, memory, stack, clock, base, spent)
+    return Decisions(num_sampled, joins, leaves, memory, stack, clock, base, spent)
 
 
 def newcomers_of(config: Config, federation: Federation) -> dict[int, float]:
@@ -548,8 +552,36 @@ def newcomers_of(config: Config, federation: Federation) -> dict[int, float]:
     late, system = config.newcomers, config.seed.system
     absent = absent_clients(late, system, federation)
     if late.joins_s is None:
-        return {**join_steps(absent, late.joins, late.spread, key(system))}
-    return join_seconds(absent, late.joins_s, late.spread_s, key(system))
+        return {**steps_of(absent, late.joins, late.spread, key(system).of(JOINS))}
+    return seconds_of(absent, late.joins_s, late.spread_s, key(system).of(JOINS))
+
+
+def leavers_of(config: Config, federation: Federation, absent: tuple[int, ...]) -> dict[int, float]:
+    """Return when clients leave for good: at a step or, by the policy, at a time.
+
+    Args:
+        config: the configuration.
+        federation: the clients' data.
+        absent: the clients that are absent at first; they stay once they have joined.
+
+    Raises:
+        UserError: `leavers.groups` names groups that do not exist or are absent at first, or leaves nobody;
+            or `leavers.share` is too small for one client.
+    """
+    left, system = config.leavers, key(config.seed.system)
+    there = np.setdiff1d(np.arange(federation.num_clients), np.asarray(absent, np.int64))
+    if left.groups:
+        found = _in_groups("leavers.groups", left.groups, federation)
+        remedy = "name groups that are there at first, and leave a client behind"
+        good = set(found) < set(there.tolist())
+        require(good, "leavers.groups", list(left.groups), remedy)
+    else:
+        found = leavers(left.share, federation.num_clients, there, system)
+        remedy = f"has no effect: none of {len(there)} clients leaves; use a larger share, or 0"
+        require(bool(found) or not left.share, "leavers.share", left.share, remedy)
+    if left.leaves_s is None:
+        return {**steps_of(found, left.leaves, left.spread, system.of(LEAVES))}
+    return seconds_of(found, left.leaves_s, left.spread_s, system.of(LEAVES))
 
 
 def absent_clients(late: Newcomers, seed: int, federation: Federation) -> tuple[int, ...]:
@@ -570,11 +602,16 @@ def absent_clients(late: Newcomers, seed: int, federation: Federation) -> tuple[
         remedy = f"has no effect: it makes none of {num_clients} clients newcomers; use a larger share, or 0"
         require(bool(absent) or not late.share, "newcomers.share", late.share, remedy)
         return absent
+    return _in_groups("newcomers.groups", late.groups, federation)
+
+
+def _in_groups(path: str, names: tuple[int, ...], federation: Federation) -> tuple[int, ...]:
+    """Return the clients of some, not all, of the true groups, ascending; a key `path` names them."""
     groups = np.zeros(0) if federation.groups is None else federation.groups
     known = np.unique(groups).tolist()
     remedy = f"name some, not all, of the groups {known}"
-    require(set(late.groups) < set(known), "newcomers.groups", list(late.groups), remedy)
-    return tuple(np.flatnonzero(np.isin(groups, late.groups)).tolist())
+    require(set(names) < set(known), path, list(names), remedy)
+    return tuple(np.flatnonzero(np.isin(groups, names)).tolist())
 
 
 def privacy_spent_before(

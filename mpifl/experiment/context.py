@@ -50,21 +50,24 @@ class Parts:
     ranks: tuple[int, ...] = ()
 
 
-def with_newcomers(parts: Parts, policy: Policy, joins: Mapping[int, float]) -> Parts:
-    """Return parts in whose virtual time newcomers are absent until they join.
+def with_newcomers(
+    parts: Parts, policy: Policy, joins: Mapping[int, float], leaves: Mapping[int, float]
+) -> Parts:
+    """Return parts in whose virtual time newcomers are absent until they join, and leavers once they leave.
 
-    Under rounds and `barrier`, where cohorts are drawn of the clients that have joined, they are unchanged.
+    Under rounds and `barrier`, where cohorts are drawn of the clients that are there, they are unchanged.
 
     Args:
         parts: the parts.
         policy: the section `policy`.
         joins: `Decisions.joins`.
+        leaves: `Decisions.leaves`.
     """
     if policy.joins_by_step and policy.in_seconds:
         return parts
     if policy.joins_by_step:  # its clock counts steps: who is drawn for step t is there when t - 1 are done
-        joins = {k: when - 1 for k, when in joins.items()}
-    presence = parts.duration.presence.with_newcomers(joins)
+        joins, leaves = ({k: when - 1 for k, when in whose.items()} for whose in (joins, leaves))
+    presence = parts.duration.presence.within(joins, leaves)
     return replace(parts, duration=replace(parts.duration, presence=presence))
 
 
@@ -76,6 +79,8 @@ class Decisions:
         num_sampled: m, the number of clients in a round, or of visits under way at the same time.
         joins: client -> its first server step, for clients that are absent at first; under policies with
             `joins_by_step` false, the time in seconds of virtual time at which it joins.
+        leaves: client -> the first server step in which it takes no part any more, or the time at which it
+            leaves.
         mpi_memory: memory from which MPI reads sums that were computed on a GPU, `main` or `device`.
         stack: number of clients that are trained together.
         clock: the clock that orders the arrivals; None if the policy is synchronous.
@@ -85,6 +90,7 @@ class Decisions:
 
     num_sampled: int
     joins: Mapping[int, float]
+    leaves: Mapping[int, float]
     mpi_memory: str
     stack: int
     clock: Clock | None
@@ -125,9 +131,12 @@ class RunContext(Parts):
         m = self.config.policy.num_started(self.decisions.num_sampled, n)
         privacy = self.config.privacy
         poisson = isinstance(privacy, CentralPrivacy) and privacy.sampling == "poisson"
-        by_step = self.config.policy.joins_by_step
-        joins = {k: int(step) for k, step in self.decisions.joins.items()} if by_step else {}
-        return Sampler(n, m, self.system_key, joins, poisson)
+        by_step, decisions = self.config.policy.joins_by_step, self.decisions
+        joins, leaves = (
+            {k: int(step) for k, step in whose.items()} if by_step else {}
+            for whose in (decisions.joins, decisions.leaves)
+        )
+        return Sampler(n, m, self.system_key, joins, poisson, leaves)
 
     @cached_property  # the accountant caches the privacy loss of one round
     def accountant(self) -> Accountant:

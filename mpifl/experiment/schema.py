@@ -272,14 +272,52 @@ class Newcomers(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        remedy = "has no effect beside joins_s: newcomers join at a step or at a time; leave one of them out"
-        for name in ("joins", "spread"):
-            given = getattr(self, name)
-            require(self.joins_s is None or given == getattr(Newcomers, name), name, given, remedy)
-        remedy = "has no effect without joins_s; give it, or use spread"
-        require(self.joins_s is not None or not self.spread_s, "spread_s", self.spread_s, remedy)
-        either = not (self.share and self.groups)
-        require(either, "groups", list(self.groups), "newcomers are a share or groups, not both")
+        _check_when(self, "joins", "newcomers join")
+
+
+@dataclass(frozen=True)
+class Leavers(Options):
+    """Clients that leave for good during the run: they finish a visit that is under way, and begin no other.
+
+    The server is not told. What a method remembers of them counts on, as far as its options let it
+    (`algorithm.max_age`), and they are evaluated like all clients. Newcomers do not leave.
+
+    Attributes:
+        share: fraction of the clients, in [0, 1), that leave; drawn with the system seed.
+        leaves: first server step (under `rounds`: first round) in which they take no part any more; for
+            policies that draw a cohort or a client for each step.
+        spread: number of steps over which they leave one by one: each at a step of its own, drawn uniformly
+            from leaves..leaves + spread.
+        leaves_s: seconds of virtual time after which they begin no visit, instead of `leaves`; for
+            asynchronous policies whose virtual time is in seconds.
+        spread_s: seconds over which they leave one by one: each at a time of its own, drawn uniformly from
+            [leaves_s, leaves_s + spread_s).
+        groups: true groups whose clients leave; instead of `share`.
+    """
+
+    share: ShareBelowOne = 0.0
+    leaves: PositiveInt = 2
+    spread: NonNegativeInt = 0
+    leaves_s: FinitePositive | None = None
+    spread_s: FiniteNonNegative = 0.0
+    groups: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_when(self, "leaves", "clients leave")
+
+
+def _check_when(given: Newcomers | Leavers, at: str, what: str) -> None:
+    """Raise `UserError` for clients that are a share and groups, or come or go at a step and at a time."""
+    seconds = getattr(given, f"{at}_s")
+    remedy = f"has no effect beside {at}_s: {what} at a step or at a time; leave one of them out"
+    for name in (at, "spread"):
+        value = getattr(given, name)
+        require(seconds is None or value == getattr(type(given), name), name, value, remedy)
+    remedy = f"has no effect without {at}_s; give it, or use spread"
+    require(seconds is not None or not given.spread_s, "spread_s", given.spread_s, remedy)
+    either = not (given.share and given.groups)
+    require(either, "groups", list(given.groups), "they are a share or groups, not both")
 
 
 REFUSE: Final = "refuse"  # values of `output.existing`
@@ -368,6 +406,7 @@ class Config(Options):
         output: where results are written.
         checkpoint: when the state of the run is written.
         newcomers: clients that are absent at first.
+        leavers: clients that leave for good.
         drift: data of clients that change during the run.
         recluster: when clients send the statistics again by which they are clustered.
         start: the model of an earlier run, from which this one starts.
@@ -411,6 +450,7 @@ class Config(Options):
     output: OutputConfig = OutputConfig()
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     newcomers: Newcomers = Newcomers()
+    leavers: Leavers = Leavers()
     drift: Drift = field(default_factory=Drift)
     recluster: Recluster = field(default_factory=Recluster)
     start: StartConfig = StartConfig()

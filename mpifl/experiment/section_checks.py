@@ -41,7 +41,7 @@ from mpifl.training.per_client import SECTION, PerClient, check_changes, check_c
 from mpifl.training.precision import FLOAT32
 
 from .exclusions import check_exclusions
-from .schema import Config, EvaluationConfig, Newcomers, OutputConfig
+from .schema import Config, EvaluationConfig, Leavers, Newcomers, OutputConfig
 
 
 def check_needs(algorithm: Algorithm) -> None:
@@ -83,7 +83,7 @@ def check_sections(config: Config) -> None:
     check_changes(config.local, config.per_client, config.devices.names)
     check_adapters(config.lora, config.algorithm, config.local, config.devices.names)
     config.devices.check(config.delay, config.network, away)
-    check_privacy(config.privacy, config.algorithm, config.policy, config.newcomers)
+    check_privacy(config.privacy, config.algorithm, config.policy, config.newcomers, config.leavers)
     check_secure_aggregation(config)
     check_exchange(config.system.exchange, config.algorithm)
     check_exclusions(vars(config), config.algorithm.needs, type(config.algorithm).__name__)
@@ -183,19 +183,25 @@ def check_without_rounds(evaluation: EvaluationConfig, output: OutputConfig, sta
 
 
 def check_newcomers(config: Config) -> None:
-    """Raise `UserError` for newcomers that the method or the policy cannot take in."""
+    """Raise `UserError` for newcomers that method or policy cannot take in; leavers that it cannot have."""
     late, policy, algorithm = config.newcomers, config.policy, config.algorithm
     who, once = late.share or list(late.groups), uses(algorithm, OneShotStatistics)
     remedy = "this method looks at its clients once, before training, and accepts none later; leave it out"
     require(not (who and once) or uses(algorithm, NewClients), "newcomers", who, remedy)
-    if policy.joins_by_step:
-        remedy = "newcomers join at a server step under this policy; use newcomers.joins"
-        require(late.joins_s is None, "newcomers.joins_s", late.joins_s, remedy)
-        return
-    remedy = "newcomers join at a time under this policy, whose clock counts seconds; give newcomers.joins_s"
-    require(not who or late.joins_s is not None, "newcomers.joins", late.joins, remedy)
-    why = config.clock.ignores_delays(policy.in_seconds)
-    require(not (who and why), "newcomers.joins_s", late.joins_s, f"has no effect: {why}")
+    left = config.leavers
+    going = left.share or list(left.groups)
+    for key, what, step, seconds, some in (
+        ("newcomers.joins", "newcomers join", late.joins, late.joins_s, who),
+        ("leavers.leaves", "clients leave", left.leaves, left.leaves_s, going),
+    ):
+        if policy.joins_by_step:
+            remedy = f"{what} at a server step under this policy; use {key}"
+            require(seconds is None, f"{key}_s", seconds, remedy)
+            continue
+        remedy = f"{what} at a time under this policy, whose clock counts seconds; give {key}_s"
+        require(not some or seconds is not None, key, step, remedy)
+        why = config.clock.ignores_delays(policy.in_seconds)
+        require(not (some and why), f"{key}_s", seconds, f"has no effect: {why}")
 
 
 def check_drift(config: Config) -> None:
@@ -343,7 +349,9 @@ def check_local(
         require(stack <= 1, "system.stack", stack, remedy)
 
 
-def check_privacy(privacy: Privacy, algorithm: Algorithm, policy: Policy, late: Newcomers) -> None:
+def check_privacy(
+    privacy: Privacy, algorithm: Algorithm, policy: Policy, late: Newcomers, left: Leavers
+) -> None:
     """Check that the noise of `privacy` covers all that clients send, and that other sections fit it.
 
     Raises:
@@ -363,8 +371,9 @@ def check_privacy(privacy: Privacy, algorithm: Algorithm, policy: Policy, late: 
         return
     remedy = "the server adds noise to sums of rounds; use policy rounds, or privacy.name local"
     require(type(policy) is Synchronous, "privacy.name", kind, remedy)
-    remedy = "the accountant assumes that all clients are equally likely to be drawn; leave newcomers out"
-    require(not (late.share or late.groups), "newcomers", late.share or list(late.groups), remedy)
+    remedy = "the accountant assumes that all clients are equally likely to be drawn; leave it out"
+    for path, some in (("newcomers", late), ("leavers", left)):
+        require(not (some.share or some.groups), path, some.share or list(some.groups), remedy)
     remedy = f"has no effect: {name} has tables of one row, whose count is known; leave it out"
     require(chooses or privacy.count_noise is None, "privacy.count_noise", privacy.count_noise, remedy)
 

@@ -40,7 +40,8 @@ from .context import RunContext
 from .schema import Config
 
 LATER = (  # sections that decide who takes part, when, and what becomes of results, but no result of a client
-    *("algorithm", "rounds", "stop", "participation", "cohort_size", "newcomers", "on_client_error"),
+    *("algorithm", "rounds", "stop", "participation", "cohort_size", "newcomers", "leavers"),
+    *("on_client_error",),
     *("policy", "clock", "network", "delay", "availability", "robust"),
 )
 

@@ -65,7 +65,7 @@ CLUSTERS = "who is in which cluster"
 DROP_OUTS = "who drops out, so that no masked upload comes"
 RANKS = "who takes part with which rank (model.lora.ranks)"
 COHORTS = "how many clients each Poisson sample holds"
-NEWCOMERS = "who is drawn when newcomers join"
+NEWCOMERS = "who is drawn when newcomers join, or clients leave"
 AGAIN = "who sends statistics again, and into how many clusters clients then fall"
 DIFFERENT = "some clients sent other than planned: they dropped out, or notes differ in length"
 
@@ -150,7 +150,7 @@ def forecast(context: RunContext) -> TrafficForecast:
     why = algorithm.traffic_depends_on
     if context.config.policy.traffic_depends_on:
         why = context.config.policy.traffic_depends_on
-    elif context.decisions.absent:
+    elif context.decisions.absent or context.decisions.leaves:
         why = NEWCOMERS
     elif context.config.recluster:
         why = AGAIN

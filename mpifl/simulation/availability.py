@@ -81,6 +81,7 @@ class Presence:
         key: random key of the draws.
         of: client -> its own availability, instead of `model`; None if all clients have `model`.
         joins: client -> when it joins, on the run's clock, for clients that are absent until then.
+        leaves: client -> when it leaves for good; it finishes the work that it has begun.
     """
 
     def __init__(
@@ -89,15 +90,20 @@ class Presence:
         key: Key,
         of: Callable[[int], Availability] | None = None,
         joins: Mapping[int, float] | None = None,
+        leaves: Mapping[int, float] | None = None,
     ) -> None:
-        self.model, self.key, self.of, self.joins = model, key, of, dict(joins or {})
-        self.always = model.always and of is None and not self.joins
+        self.model, self.key, self.of = model, key, of
+        self.joins, self.leaves = dict(joins or {}), dict(leaves or {})
+        self.always = model.always and of is None and not self.joins and not self.leaves
         self._ends: dict[int, list[float]] = {}  # client -> ends of its phases
         self._shifts: dict[int, float] = {}  # client -> when its day begins
 
-    def with_newcomers(self, joins: Mapping[int, float]) -> Presence:
-        """Return the same availability with clients that are absent until they join."""
-        return Presence(self.model, self.key, self.of, joins) if joins else self
+    def within(self, joins: Mapping[int, float], leaves: Mapping[int, float]) -> Presence:
+        """Return the same availability with clients that are absent until they join, or once they leave."""
+        return Presence(self.model, self.key, self.of, joins, leaves) if joins or leaves else self
+
+    def _has_left(self, client: int, time: float) -> bool:
+        return time >= self.leaves.get(client, inf)
 
     def model_of(self, client: int) -> Availability:
         """Return the availability model of a client."""
@@ -140,15 +146,15 @@ class Presence:
 
     def is_available(self, client: int, time: float) -> bool:
         """Return whether a client is available at `time`."""
-        return self.always or self._phase(client, time)[0]
+        return self.always or (not self._has_left(client, time) and self._phase(client, time)[0])
 
     def next_available(self, client: int, time: float) -> float:
-        """Return `time` if a client is available, otherwise the time of its return."""
+        """Return `time` if a client is available, otherwise the time of its return: infinite if it left."""
         here, until = (True, time) if self.always else self._phase(client, time)
         while not here:
             time = until
             here, until = self._phase(client, time)
-        return time
+        return inf if self._has_left(client, time) else time
 
     def end(self, client: int, start: float, work: float) -> float:
         """Return the time at which a client has been available for `work` seconds since `start`.

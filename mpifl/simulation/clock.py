@@ -387,19 +387,34 @@ class DrawnClock(_QueueClock):
         self.turns: list[deque[int]] = [deque() for _ in range(num_clients)]
 
     def due(self, client: int, visit: int, down: int, up: int) -> float:
-        """Return the next step drawn for the client, or without a key the number of visits started."""
+        """Return the next step drawn for the client, or without a key the number of visits started.
+
+        It is infinite, and the visit never arrives, if the client leaves before.
+        """
         self.started += 1
         if self.key is None:
             return float(self.started)
+        leaves = inf if self.presence is None else self.presence.leaves.get(client, inf)
         while not self.turns[client]:
+            if self.drawn * self.AHEAD >= leaves:
+                return inf
             for step, k in enumerate(self._draw(self.key.of(self.drawn)), self.drawn * self.AHEAD + 1):
                 self.turns[k].append(step)
             self.drawn += 1
         return float(self.turns[client].popleft())
 
     def _draw(self, key: Key) -> list[int]:
-        """Return who uploads in each of the next steps, uniform over the clients that have joined."""
-        rng, joins = key.numpy(), {} if self.presence is None else self.presence.joins
+        """Return who uploads in each of the next steps, uniform over the clients that are there."""
+        rng, presence = key.numpy(), self.presence
+        joins, leaves = ({}, {}) if presence is None else (presence.joins, presence.leaves)
+        if leaves:
+            joined, left = (
+                np.array([when.get(k, default) for k in range(self.num_clients)])
+                for when, default in ((joins, 0.0), (leaves, inf))
+            )
+            steps = range(self.drawn * self.AHEAD, (self.drawn + 1) * self.AHEAD)  # before each of the steps
+            there = (np.flatnonzero((joined <= step) & (step < left)) for step in steps)
+            return [int(rng.choice(some)) for some in there]
         if not joins:
             drawn: list[int] = rng.integers(self.num_clients, size=self.AHEAD).tolist()
             return drawn

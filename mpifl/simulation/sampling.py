@@ -51,6 +51,7 @@ class Sampler:
         key: random key of the draws.
         joins: client -> its first step, for clients that are absent at first.
         poisson: draw each client independently with probability m / N, so that cohort sizes vary.
+        leaves: client -> the first step in which it takes no part any more, for clients that leave.
     """
 
     num_clients: int
@@ -58,6 +59,7 @@ class Sampler:
     key: Key
     joins: Mapping[int, int] = field(default_factory=dict)
     poisson: bool = False
+    leaves: Mapping[int, int] = field(default_factory=dict)
 
     def __call__(self, step: int) -> np.ndarray:
         """Return the cohort of `step`, int64 [m] ascending; with `poisson` of any size, including 0."""
@@ -66,6 +68,7 @@ class Sampler:
             return np.flatnonzero(draws * self.num_clients < self.num_sampled)
         rng = self.key.of("cohort", step).numpy()
         absent = [k for k, first in self.joins.items() if step < first]
+        absent += [k for k, last in self.leaves.items() if step >= last]
         if not absent:
             if self.num_sampled >= self.num_clients:
                 return np.arange(self.num_clients)

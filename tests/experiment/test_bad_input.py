@@ -307,6 +307,45 @@ OPTIONS = {
         ],
         ["newcomers.joins_s = 3", "give a scale"],
     ),
+    "clients that leave at a step of a clock of seconds": (
+        [*("--algorithm", "fedasync", "--policy", "every_arrival"), "--leavers", "{share: 0.4, leaves: 3}"],
+        ["leavers.leaves = 3", "give leavers.leaves_s"],
+    ),
+    "clients that leave at a time in rounds": (
+        ["--leavers", "{share: 0.4, leaves_s: 3}"],
+        ["leavers.leaves_s = 3", "use leavers.leaves"],
+    ),
+    "so few leavers that nobody leaves": (
+        ["--leavers", "{share: 0.01}"],
+        ["leavers.share = 0.01", "larger share"],
+    ),
+    "a group that leaves and is not there": (
+        ["--leavers", "{groups: [1]}", "--newcomers", "{groups: [1]}"],
+        ["leavers.groups = [1]", "there at first"],
+    ),
+    "data that change at a time of a clock of steps": (
+        [*("--algorithm", "fedasync", "--policy", "client_decides"), *("--drift", "{kind: swap, at_s: [2]}")],
+        ["drift.at_s = [2.0]", "use drift.at"],
+    ),
+    "data that change at steps and at times": (
+        ["--drift", "{kind: swap, at: [2], at_s: [2]}"],
+        ["drift.at_s = [2.0]", "leave at or at_s out"],
+    ),
+    "the true groups at a time that is not known": (
+        ["--algorithm", "oracle", "--drift", "{kind: swap, at_s: [2]}"],
+        ["drift.at_s = [2.0]", "use drift.at"],
+    ),
+    "data that change one by one from a time on": (
+        ["--drift", "{kind: swap, at_s: [2], gradual: 2}"],
+        ["drift.gradual = 2", "use at"],
+    ),
+    "statistics again after seconds of a clock of steps": (
+        [
+            *("--algorithm", "{name: flexcfl, num_groups: 2}", "--policy", "client_decides"),
+            *("--recluster", "{seconds: 2}"),
+        ],
+        ["recluster.seconds = 2", "use recluster.every"],
+    ),
     "stacks of clients that several workers host": (
         ["--system.hosting", "groups", "--system.stack", "4"],
         ["system.stack = 4", "hosting any"],

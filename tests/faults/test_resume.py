@@ -99,6 +99,7 @@ RUNS: dict[str, list[str]] = {
     "drift among arrivals by time": [
         *("--algorithm", "{name: flexcfl, num_groups: 2}", *BUFFER, "--recluster", "{seconds: 0.1}"),
         *("--drift", "{kind: concept, at_s: [0.05, 0.2], share: 0.4}"),
+        *("--leavers", "{share: 0.3, leaves_s: 0.1, spread_s: 0.2}"),
     ],
     "arrivals one by one": ["--algorithm", "fedasync", "--policy", "every_arrival", *LATE],
 }

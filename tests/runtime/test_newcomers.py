@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.rng import key
-from mpifl.experiment.schema import EvaluationConfig, Newcomers
+from mpifl.experiment.schema import EvaluationConfig, Leavers, Newcomers
 from mpifl.simulation.availability import Availability, Presence
 from mpifl.simulation.clock import DrawnClock, Replay
 from mpifl.simulation.delays import Constant
@@ -144,13 +144,13 @@ def test_a_drawn_clock_draws_newcomers_as_often_as_others_once_they_are_there():
 def test_presence_is_that_of_the_model_once_a_client_has_joined():
     """Away until it joins at 4.5 s; then by a profile: there for two seconds, away for two."""
     day = Availability(profile=(1.0, 0.0), day_s=4.0)
-    late = Presence(day, key(0)).with_newcomers({1: 4.5})
+    late = Presence(day, key(0)).within({1: 4.5}, {})
     assert [late.is_available(0, t) for t in (0.0, 2.0, 4.5, 6.5)] == [True, False, True, False]
     assert [late.is_available(1, t) for t in (0.0, 4.4, 4.5, 6.5)] == [False, False, True, False]
     assert late.next_available(1, 0.0) == 4.5
     assert late.next_available(1, 6.5) == 8.0
     assert not Presence(Availability(), key(0), joins={1: 1.0}).always
-    assert Presence(Availability(), key(0)).with_newcomers({}).always
+    assert Presence(Availability(), key(0)).within({}, {}).always
 
 
 @pytest.mark.parametrize(
@@ -191,3 +191,64 @@ def test_newcomers_under_a_barrier_are_those_of_rounds(tmp_path):
     joined = {k: 3 + key(0).of("joins", k).below(2) for k in GROUP}
     assert cohorts[3] == {0, 1, 2} | {k for k, step in joined.items() if step == 3}
     assert cohorts[4] == set(range(6))
+
+
+def test_a_client_that_leaves_finishes_its_visit_and_begins_no_other(tmp_path):
+    """Visits last a second. Three clients leave at 2.5 s: their last visits are those from 2 to 3 s."""
+    left = Leavers(groups=(1,), leaves_s=2.5)
+    found = run("fedasync", tmp_path, 24, Newcomers(), policy=WHEN_DONE, delay=Constant(1.0), leavers=left)
+    times = [(row["time"], row["client"] in GROUP) for row in found.arrivals]
+    assert [time for time, gone in times if gone] == [1.0] * 3 + [2.0] * 3 + [3.0] * 3
+    assert [time for time, gone in times if not gone] == [float(t) for t in range(1, 6) for _ in range(3)]
+
+
+def cohorts_of(found) -> list[set[int]]:
+    """Return who took part in each round, or whose uploads made each step."""
+    if found.arrivals:
+        rows = [(row["arrival_version"], row["client"]) for row in found.arrivals]
+    else:
+        moved = found.server_step.ledger.moved
+        rows = [(m.step - 1, m.client) for m in moved if m.trains]
+    return [{k for at, k in rows if at == step} for step in range(1 + max(at for at, _ in rows))]
+
+
+@pytest.mark.parametrize("policy", [Synchronous(), Barrier()], ids=["rounds", "barrier"])
+def test_cohorts_are_drawn_of_the_clients_that_have_not_left(policy, tmp_path):
+    """Half of six clients take part in each round; those of group 1 leave in round 4, or from then on."""
+    seen = {}
+    for name, left in (
+        ("at once", Leavers(groups=(1,), leaves=4)),
+        ("apart", Leavers(groups=(1,), leaves=4, spread=40)),
+    ):
+        options = {"policy": policy, "participation": 0.5, "leavers": left}
+        found = run("fedavg", tmp_path / name, 30, Newcomers(), **options)
+        seen[name] = [cohort & {*GROUP} for cohort in cohorts_of(found)]
+        assert all(len(cohort) == 3 for cohort in cohorts_of(found))
+    assert any(seen["at once"][:3])
+    assert not any(seen["at once"][3:])
+    gone = {k: 4 + key(0).of("leaves", k).below(41) for k in GROUP}
+    assert len({*gone.values()}) == 3
+    assert all(k not in there for k, step in gone.items() for there in seen["apart"][step - 1 :])
+
+
+def test_who_has_left_is_not_drawn_to_upload(tmp_path):
+    """One upload a step, of a client drawn uniformly: from step 8 on of the first three alone."""
+    left = Leavers(groups=(1,), leaves=8)
+    found = run(
+        "ccfl", tmp_path, 60, Newcomers(), {"pretrain_epochs": 0}, policy=ClientDecides(), leavers=left
+    )
+    assert [row["time"] for row in found.arrivals] == list(range(1, 61))
+    assert {row["client"] for row in found.arrivals[:7]} & {*GROUP}
+    assert {row["client"] for row in found.arrivals[7:]} == {0, 1, 2}
+
+
+def test_presence_ends_where_a_client_leaves():
+    """There for two seconds of four by its profile, until it leaves at 5 s; work under way is finished."""
+    day = Availability(profile=(1.0, 0.0), day_s=4.0)
+    found = Presence(day, key(0)).within({}, {1: 5.0})
+    assert [found.is_available(1, t) for t in (0.0, 2.0, 4.9, 5.0, 8.5)] == [True, False, True, False, False]
+    assert found.next_available(1, 2.5) == 4.0
+    assert found.next_available(1, 5.0) == np.inf
+    assert found.next_available(1, 7.0) == np.inf
+    assert found.end(1, 4.5, 2.0) == 8.5
+    assert found.is_available(0, 8.5)

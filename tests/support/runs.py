@@ -147,7 +147,12 @@ RUNS: dict[str, list[str]] = {
             "--drift",
             "{kind: swap, at_s: [0.8, 2], share: 0.3}",
         ),
-        *("--recluster", "{seconds: 1, loss_rise: 0.2}"),
+        *(
+            "--recluster",
+            "{seconds: 1, loss_rise: 0.2}",
+            "--leavers",
+            "{share: 0.25, leaves_s: 0.5, spread_s: 2}",
+        ),
     ],
     "events-looks": [
         *("--algorithm", "{name: emdcfl, sample_cap: 32, epsilon: 0.05}", "--policy", "every_arrival"),

@@ -216,7 +216,7 @@ def context_of(config: Config, federation: Federation, transport: Transport | No
     public = build.public_sets(config.algorithm, config.data, federation, True)
     parts = build.build_parts(config, federation, public, device)
     decisions = build.decide(config, parts, MAIN, transport.size)
-    parts = with_newcomers(parts, config.policy, decisions.joins)
+    parts = with_newcomers(parts, config.policy, decisions.joins, decisions.leaves)
     return RunContext(**vars(parts), config=config, transport=transport, decisions=decisions)
 
 
