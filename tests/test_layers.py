@@ -141,8 +141,8 @@ def test_no_two_modules_import_each_other():
 
 FILES_OF_A_ROUND, LINES_OF_A_ROUND = (
     43,
-    7580,
-)  # these may only fall; last raised for looks and statistics under arrivals
+    7670,
+)  # these may only fall; last raised for triggers by seconds and losses, and what clustering costs
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
     *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),

@@ -402,10 +402,11 @@ class ServerStep:
     def data_change(self, step: int) -> bool:
         """Return whether data change from a step on that now begins, which all ranks must know; on rank 0.
 
-        This is so if the time of a change is given in seconds, and has come.
+        This is so if the time of a change is given in seconds, and has come. The first step has the data of
+        the scenario.
         """
         federation = self.config.federation
-        while federation.change_is_due(self.seconds()):
+        while step > 1 and federation.change_is_due(self.seconds()):
             federation.settle_changes([*federation.change_steps, step])
         return len(federation.change_steps) > len(self.change_steps)
 
