@@ -106,6 +106,25 @@ def test_what_is_rolled_back_was_never_counted():
     )
 
 
+def test_what_serves_clustering_is_counted_apart_and_taken_back_with_its_step():
+    """Client 1 sends 10 numbers of 4 bytes and gets 3, for clustering; then the same for training."""
+    once, again = (Ledger(3, Payload(header_bytes=0)) for _ in range(2))
+    for ledger in (once, again):
+        with ledger.for_clustering():
+            ledger.add_up(1, "embedding", 1, 10)
+            ledger.add_down(1, "extractor", np.array([1, 2]), 3)
+        ledger.add_up(1, "model", 1, 10)
+        assert ledger.clustering == {("up", 1): 40, ("down", 1): 24}
+        if ledger is again:
+            ledger.roll_back()
+            assert not ledger.clustering.total()
+    once.commit()
+    once.roll_back()
+    restored = Ledger(3, Payload(header_bytes=0))
+    restored.load_state_dict(once.state_dict())
+    assert restored.clustering == once.clustering == {("up", 1): 40, ("down", 1): 24}
+
+
 def test_what_was_counted_of_a_step_before_stays_when_the_rest_is_rolled_back():
     """Asynchronous visits of one step are committed one by one: the same entries grow and shrink again."""
     once, again = (Ledger(3, Payload(header_bytes=1)) for _ in range(2))
