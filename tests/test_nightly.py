@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from support import nightly
+from support.each import for_each
 
 HERE = "tests/test_nightly.py"
 
@@ -98,7 +99,7 @@ def test_files_of_the_day_come_in_another_order_in_another_cycle(monkeypatch):
     assert len({order[-1] for order in orders}) > 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("test", "changed", "near"),
     [
         ("tests/traffic/test_ledger.py", ["mpifl/traffic/compression.py"], True),

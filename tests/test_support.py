@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.each import check_each
+from support.each import check_each, for_each
 
 
 def test_a_check_of_many_cases_tries_all_and_names_those_that_fail():
@@ -27,3 +27,18 @@ def test_a_check_of_many_cases_tries_all_and_names_those_that_fail():
 def test_a_check_of_no_case_fails():
     with pytest.raises(AssertionError, match="no case"):
         check_each(print, [])
+
+
+def test_cases_of_one_test_have_the_arguments_and_names_of_parameters():
+    tried = []
+
+    @for_each(("number", "word"), [(1, "a"), (2, "b"), (3, "c")], ids=["one", "two", "three"])
+    def test_it(word: str, number: int) -> None:
+        tried.append((number, word))
+        assert number != 2
+
+    with pytest.raises(ExceptionGroup, match="1 of 3 cases fail") as error:
+        test_it()
+    assert tried == [(1, "a"), (2, "b"), (3, "c")]
+    assert error.value.exceptions[0].__notes__ == ["in the case two"]
+    assert test_it.__name__ == "test_it"

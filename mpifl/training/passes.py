@@ -8,7 +8,7 @@ same on every device and for every backend.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -186,7 +186,7 @@ class Passes:
         """Return the FLOPs of a pass over a batch of `size` samples."""
         at = kind, form, train_mode, bounds(part)
         if at not in self._lines:
-            first, second, third = (self._measured(kind, form, n, train_mode, part) for n in FEW)
+            first, second, third = self._measured(kind, form, FEW, train_mode, part)
             straight = third - second == second - first
             each = second - first
             self._lines[at] = (first - FEW[0] * each, each) if straight else None
@@ -194,42 +194,55 @@ class Passes:
         if line is not None:
             return line[0] + line[1] * size
         if (*at, size) not in self._flops:
-            self._flops[*at, size] = self._measured(kind, form, size, train_mode, part)
+            (self._flops[*at, size],) = self._measured(kind, form, (size,), train_mode, part)
         return self._flops[*at, size]
 
-    def _measured(self, kind: str, form: Form, size: int, train_mode: bool, part: Part | None) -> int:
-        """Return what PyTorch counts in a pass over `size` samples, computed or not.
+    def _measured(
+        self, kind: str, form: Form, sizes: Sequence[int], train_mode: bool, part: Part | None
+    ) -> list[int]:
+        """Return what PyTorch counts in passes over so many samples each, computed or not.
 
         Passes of small networks are computed, in milliseconds: device `meta` loads PyTorch's compiler, which
         takes a second. Layers that processors fuse, so that there is nothing to count, stay there.
         """
         context = self.context
         if not context.counts and kind != "embed":
-            return 0
+            return [0] * len(sizes)
         small = context.flat.layout.num_parameters <= SMALL and math.prod(form[0]) <= SMALL_SAMPLE
         small = small and not any(isinstance(m, FUSED) for m in context.flat.module.modules())
-        with kept(), context.seeded(key(0, "flops")):
+        asked = kind, form, sizes, train_mode, part
+        with kept():
             try:
-                return self._counted(kind, form, size, train_mode, part, CPU if small else META)
+                return self._counted(*asked, CPU if small else META)
             except Exception:  # code of a network that reads numbers, or is written for one device
-                return self._counted(kind, form, size, train_mode, part, context.device)
+                return self._counted(*asked, context.device)
 
     def _counted(
-        self, kind: str, form: Form, size: int, train_mode: bool, part: Part | None, device: torch.device
-    ) -> int:
+        self,
+        kind: str,
+        form: Form,
+        sizes: Sequence[int],
+        train_mode: bool,
+        part: Part | None,
+        device: torch.device,
+    ) -> list[int]:
         module = copy_on(self.context.flat.module, device).train(train_mode)
         trained = None if part is None else {id(p) for p in self.context.moving(part).params}
         for param, own in zip(module.parameters(), self.context.flat.module.parameters(), strict=True):
             param.requires_grad_(own.requires_grad and (trained is None or id(own) in trained))
         shape, dtype = form
-        x = torch.zeros(size, *shape, dtype=dtype, device=device)
         function = partial(embedding_of if kind == "embed" else self.context.forward, module)
-        with FlopCounter() as counter, torch.set_grad_enabled(kind == "backward"):
-            out = function(x)
-            if kind == "backward" and out.requires_grad:
-                moving = [p for p in module.parameters() if p.requires_grad]
-                torch.autograd.grad(out.sum(), moving, allow_unused=True)
-        return int(counter.flops)
+        found = []
+        for size in sizes:
+            x = torch.zeros(size, *shape, dtype=dtype, device=device)
+            seeded, differentiated = self.context.seeded(key(0, "flops")), kind == "backward"
+            with seeded, FlopCounter() as counter, torch.set_grad_enabled(differentiated):
+                out = function(x)
+                if differentiated and out.requires_grad:
+                    moving = [p for p in module.parameters() if p.requires_grad]
+                    torch.autograd.grad(out.sum(), moving, allow_unused=True)
+            found.append(int(counter.flops))
+        return found
 
 
 def _form(x: torch.Tensor) -> Form:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from numpy.testing import assert_array_equal
 from support import toy
+from support.each import for_each
 from torch.testing import assert_close
 
 from mpifl.aggregation.adapters import ClientRanks
@@ -295,7 +296,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@for_each("name", REFUSED)
 def test_methods_that_do_more_with_factors_than_average_them_refuse_products(name):
     policy = {"policy": toy.EveryArrival()} if name in ("fedbuff", "fedsoft_async") else {}
     check_sections(toy.config_of(CATALOGUE[name](), model=model(), **policy))
@@ -323,7 +324,7 @@ def test_methods_that_compare_models_refuse_several_ranks(changes, told):
         check_sections(toy.config_of(changes["algorithm"], **several()))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "section", "message"),
     [
         ({"ranks": GIVEN}, {"payload": Payload(compression=TopK())}, "payload.compression = 'top_k'"),

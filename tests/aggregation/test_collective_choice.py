@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from numpy.testing import assert_allclose
+from support.each import for_each
 
 from mpifl.aggregation.collective_choice import (
     BLOCK,
@@ -18,7 +19,7 @@ from mpifl.aggregation.collective_choice import (
 from mpifl.aggregation.collective_costs import Costs, Line, between, blocks_of, crossover
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("rows", "uploads", "exact", "sharded", "expected"),
     [
         (1, 20, True, False, REDUCE),  # FedAvg: one row of 8 bytes a number against 20 of 4

@@ -10,6 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
+from support.each import for_each
 from support.fake_device import FakeDevice, on_device
 
 from mpifl.aggregation import exact_sum as exact
@@ -129,7 +130,7 @@ def test_a_thousand_uploads_are_averaged_to_float32(seed):
     assert_allclose(found, truth, rtol=2.0**-23, atol=largest * 2.0**-40)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("uploads", "weights", "expected"),
     [
         ([[0.0, 0.0], [0.0, 0.0]], [0.5, 0.5], [0.0, 0.0]),

@@ -13,6 +13,7 @@ import torch
 from numpy.testing import assert_allclose
 from support import toy
 from support.cases import PARAMS, named
+from support.each import for_each
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.capabilities import NewClients, OneShotStatistics, hooks_of, uses
@@ -161,7 +162,7 @@ def test_a_visit_without_a_step_leaves_what_training_left(name, tmp_path):
         assert not report.notes["gain"].any()
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@for_each("name", CATALOGUE)
 def test_a_method_says_where_it_comes_from_and_is_configured_by_its_name(name):
     cls = CATALOGUE[name]
     entry = citations.entry(cls.paper)

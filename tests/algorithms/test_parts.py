@@ -6,6 +6,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from support import byhand
+from support.each import for_each
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -40,7 +41,7 @@ BY_SAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", BY_SAMPLES)
+@for_each("name", BY_SAMPLES)
 def test_models_are_averaged_by_samples(name):
     """n = 1, 3: (1, 3) / 4, and nothing of the old row."""
     server = byhand.server(2, **{table: [[0.0]] for table in BY_SAMPLES[name]})

@@ -108,18 +108,27 @@ def test_masks_are_drawn_beside_their_images(tmp_path, capsys, monkeypatch):
         assert strip.captions[:2] == ["", "classes"]
 
 
-def test_worlds_without_groups_and_worlds_that_change_are_drawn(tmp_path, capsys):
-    for scenario, said in (
+@pytest.mark.parametrize(
+    ("scenario", "said"),
+    [
         ("{name: dirichlet, alpha: 0.3}", "test images"),
-        (
+        pytest.param(
             "{name: ccfl, clients: 6, clusters: 3, smallest: 40, largest: 80, test_images: 50, public: 90}",
             "drawn anew",
+            marks=pytest.mark.nightly,
         ),
-        ("{name: population, clients: 5000, samples: 9}", "2,000 clients, evenly spaced"),
-    ):
-        options = ["--data.scenario", scenario, "--sheet", str(tmp_path / "a.png")]
-        assert cli.main(["data", "quickstart", *options]) == 0
-        assert said in capsys.readouterr().out
+        pytest.param(
+            "{name: population, clients: 5000, samples: 9}",
+            "2,000 clients, evenly spaced",
+            marks=pytest.mark.nightly,
+        ),
+    ],
+    ids=["without groups", "that change", "of a population"],
+)
+def test_worlds_without_groups_and_worlds_that_change_are_drawn(scenario, said, tmp_path, capsys):
+    options = ["--data.scenario", scenario, "--sheet", str(tmp_path / "a.png")]
+    assert cli.main(["data", "quickstart", *options]) == 0
+    assert said in capsys.readouterr().out
 
 
 def test_a_sheet_that_cannot_be_written_is_one_message(tmp_path, capsys):

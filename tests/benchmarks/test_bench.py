@@ -200,6 +200,7 @@ def test_a_job_that_cannot_start_says_why(tmp_path):
         turns.Job("x", [sys.executable, "-m", "no-such-module"], {}, tmp_path)
 
 
+@pytest.mark.nightly
 def test_a_job_that_is_refused_says_why_not_how_its_launcher_ended(tmp_path):
     words = ["mpifl.benchmarks.job", "SOCKET", TINY, "--cohort_size", "99"]
     ended = "; echo; echo prterun has exited"
@@ -279,7 +280,8 @@ def test_each_process_of_a_plain_loop_has_the_options_and_the_device(tmp_path):
     assert len(trained) == 2
 
 
-@pytest.mark.parametrize("dies", ["process 1", pytest.param("the whole", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("dies", ["process 1", "the whole"])
 def test_a_plain_loop_ends_with_all_its_processes(dies, tmp_path):
     loop = loop_of_two(tmp_path, "cpu", "--local.epochs", "7")
     try:

@@ -140,7 +140,7 @@ def test_a_run_that_fails_is_told_by_its_own_line_not_by_that_of_mpirun(tmp_path
         Campaign(tmp_path, "cpu").mpifl(3, "x", "quickstart")
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(seconds=100)
 def test_the_whole_campaign_is_rehearsed(tmp_path, capsys):
     """One step after the other, as on a GPU, on the CPU."""
     assert main([str(tmp_path / "out"), "--rehearse"]) == 0, capsys.readouterr().out

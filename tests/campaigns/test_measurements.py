@@ -42,6 +42,7 @@ def test_a_plan_is_measured_beside_its_run(monkeypatch, capsys):
     assert f"{figures['taken']:.2f} taken" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_a_plan_that_is_refused_is_told_of(monkeypatch):
     monkeypatch.setattr(forecast, "RUNS", {"small": (TINY, "--rounds", "2")})
     with pytest.raises(UserError, match=r"mpifl plan .*--rounds 2 --epochs 2.*unknown key"):

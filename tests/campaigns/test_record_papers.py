@@ -278,6 +278,7 @@ def test_a_folder_without_a_finished_case_or_of_no_paper_is_refused(paper, tmp_p
         record_papers.record([str(folder)])
 
 
+@pytest.mark.nightly
 def test_the_pages_are_what_the_kept_figures_give():
     """A page that was edited, or a figure that was kept without the campaign, differs."""
     for path, text in record_papers.pages().items():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from faults import deaths
+from support.each import for_each
 
 from mpifl.comm import mpi_startup as starting
 from mpifl.comm.mpi_startup import LaunchInfo, check_size, launch_info, seconds
@@ -29,7 +30,7 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize(("environment", "size", "rank"), ASKED.values(), ids=ASKED)
+@for_each(("environment", "size", "rank"), ASKED.values(), ids=ASKED)
 def test_the_environment_tells_how_many_ranks_a_launcher_asked_for(environment, size, rank):
     asked = launch_info(environment)
     assert (asked.size, asked.rank) == (size, rank)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.each import for_each
 
 from mpifl.comm import transport as transports
 from mpifl.comm.single import Single
@@ -88,7 +89,7 @@ def test_a_run_that_would_end_the_process_fails_its_test_instead(ends):
     ends.clear()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "said"),
     [
         (lambda t: t.Bcast(torch.zeros(2, 3, dtype=torch.float64), "rows"), "rows: .*float64 .2, 3.*float32"),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.each import for_each
 
 ROOT = Path(__file__).parents[2]
 LACKS = re.compile(
@@ -47,7 +48,7 @@ CLAIMS = [
 ]
 
 
-@pytest.mark.parametrize(("file", "sentence"), CLAIMS)
+@for_each(("file", "sentence"), CLAIMS)
 def test_what_a_paper_is_said_to_leave_out_names_the_place(file, sentence):
     assert PLACE.search(sentence), f"{file}: {sentence}"
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.each import for_each
 from support.paper_numbers import mentions
 from support.paper_sweeps import paper_sweeps
 
@@ -64,7 +65,7 @@ EMDCFL_ROWS = [
 ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("table", "column", "num_clusters", "distance", "degrees"),
     [
         ("table1", "RM", 4, 5, 12),

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from annotated_types import Ge
+from support.each import for_each
 
 from mpifl.core.conversion import converted, untyped
 from mpifl.core.errors import UserError
@@ -48,7 +49,7 @@ READ = {  # text -> as int, as float, as bool, as what it looks like; WRONG: ref
 }
 
 
-@pytest.mark.parametrize("text", READ, ids=lambda text: text[:12] or "empty")
+@for_each("text", READ, ids=lambda text: text[:12] or "empty")
 def test_a_text_is_read_by_the_type_of_its_option(text):
     *typed, looks = READ[text]
     for kind, wanted in zip((int, float, bool), typed, strict=True):
@@ -73,7 +74,7 @@ def test_an_integer_beyond_any_float_looks_like_a_text():
         converted(int, "9" * 400, "k")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "value", "wanted"),
     [
         (int, 3, 3),

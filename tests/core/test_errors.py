@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.each import for_each
 
 from mpifl.core.errors import UserError, name_of
 from mpifl.experiment.loader import load
@@ -27,7 +28,7 @@ class Own:
     width: int = 3
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "shown"),
     [
         ("fedavg", "'fedavg'"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from support.each import for_each
 
 from mpifl.cli import main
 from mpifl.core.errors import UserError
@@ -32,7 +33,7 @@ class Mine:
     label_s: str = ""
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "ending", "value"),
     [
         ("20ms", "_s", 0.02),
@@ -58,7 +59,7 @@ def test_quantities_become_numbers_in_the_unit_of_their_key(text, ending, value)
     assert quantity(text, ENDINGS[ending], "key") == value
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "ending", "message"),
     [
         ("1MB", "bytes_s", "MB is the unit of a size; bytes per second are asked, such as 1Mbit/s"),

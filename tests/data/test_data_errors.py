@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.each import for_each
 
 from mpifl.core.errors import UserError
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation, prepare
 from mpifl.experiment.loader import from_tree
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("scenario", "options", "key"),
     [
         ("iid", {"clients": 0}, "clients"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_array_equal
+from support.each import for_each
 from support.runs import CONFIG
 from torch.testing import assert_close
 
@@ -136,7 +137,7 @@ def test_gradual_drift_spreads_over_steps():
     assert len({*since}) > 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "key_", "scenario"),
     [
         ({"kind": "swap"}, "at", None),

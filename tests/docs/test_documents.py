@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import yaml
 from support import toy
+from support.each import for_each
 
 import mpifl
 from mpifl import cli
@@ -359,7 +360,7 @@ def test_the_catalogue_is_in_the_order_of_the_methods_page():
     assert rows == [name for name in CATALOGUE if name != "clustered_async"], "its clusters come from a run"
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@for_each("name", CATALOGUE)
 def test_every_method_has_a_small_configuration(name):
     config = from_tree(Config, read(f"algorithms/{name}"))
     assert (config.name, type(config.algorithm)) == (name, CATALOGUE[name])
@@ -508,12 +509,15 @@ def the_files_are_those_that_a_page_lists(run: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("plan", ["N = 20", "P = 9 (8 with clients)", "federation in all", "memory, server"]),
+        pytest.param(
+            *("plan", ["N = 20", "P = 9 (8 with clients)", "federation in all", "memory, server"]),
+            marks=pytest.mark.nightly,
+        ),
         ("list", [*CATALOGUE]),
         ("show", ["epsilon: float > 0 = 0.025", "@"]),
         pytest.param("report", ["report: runs/report/report.html"], marks=pytest.mark.nightly),
         ("cite", ["@", "Clustered Federated Learning via Embedding Distributions"]),
-        ("data", ["20 clients", "sheet: quickstart-data.png"]),
+        pytest.param("data", ["20 clients", "sheet: quickstart-data.png"], marks=pytest.mark.nightly),
     ],
 )
 def test_other_commands_of_the_readme_say_what_they_are_for(kind, words, say, capsys, monkeypatch):
@@ -525,7 +529,7 @@ def test_other_commands_of_the_readme_say_what_they_are_for(kind, words, say, ca
         assert (say.folder / file).stat().st_size > 10_000, file
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(seconds=30)
 def test_the_table_of_the_readme_is_that_of_its_runs(say, capsys, monkeypatch):
     """Accuracy in percent with seeds 0, 1, 2."""
     rows = re.findall(

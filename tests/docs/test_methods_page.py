@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from support.each import for_each
 
 import mpifl
 from mpifl.algorithms.registry import CATALOGUE, METHODS
@@ -47,7 +48,7 @@ def test_every_method_has_a_row_under_its_heading():
     assert list(ROWS) == list(CATALOGUE)
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@for_each("name", CATALOGUE)
 def test_a_row_says_what_the_method_says(name):
     """Its paper, the beginning of its docstring, and what it asks of the engine."""
     paper, keeps, _, needs = ROWS[name]

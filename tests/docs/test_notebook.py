@@ -43,7 +43,7 @@ def test_the_notebook_is_small_and_has_its_outputs():
     look(json.loads(NOTEBOOK.read_text())["cells"])
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(seconds=30)
 def test_the_notebook_runs_and_runs_again_with_the_runs_that_are_there(tmp_path, monkeypatch):
     import nbformat
     from nbclient import NotebookClient

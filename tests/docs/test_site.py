@@ -209,7 +209,7 @@ def searches(folder: Path) -> None:
     assert wrong == {}
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(seconds=30)
 def test_the_site_is_built_without_a_warning_and_every_link_leads_somewhere(tmp_path):
     """Strict: a page that is not in the navigation, a dead link or anchor, an unreadable docstring fail."""
     for module in ("mkdocs", "material", "mkdocstrings_handlers"):

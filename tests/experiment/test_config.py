@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from support import toy
+from support.each import for_each
 from torch import nn
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -237,7 +238,7 @@ def test_numbers_are_taken_as_their_field_wants_them():
 WRITTEN = ["7", "1.10", "1_000", "0x10", "0b11", "+7", "1.0", ".5", "1.50e+3", "-0", "010", "2024-05-01"]
 
 
-@pytest.mark.parametrize("text", [*WRITTEN, "true", "on", "#3", "a #3", "a: b", "it's", '"a" or b'])
+@for_each("text", [*WRITTEN, "true", "on", "#3", "a #3", "a: b", "it's", '"a" or b'])
 def test_options_that_are_text_stand_as_they_are_written(text):
     for given in (["--output.label", text], [f"--output.label={text}"], ["--output.label", json.dumps(text)]):
         assert load(TINY, given).output.label == text

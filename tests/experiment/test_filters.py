@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 from support import toy
+from support.each import for_each
 
 from mpifl.algorithms.fedavg import FedAvg
 from mpifl.core.errors import UserError
@@ -50,7 +51,7 @@ def test_the_order_of_the_chain():
     assert found == [AttackedUploads, PrivateStep, SecureRounds]
 
 
-@pytest.mark.parametrize("pair", EXCLUSIONS, ids=lambda pair: f"{pair[0].key} {pair[1].key}")
+@for_each("pair", EXCLUSIONS, ids=lambda pair: f"{pair[0].key} {pair[1].key}")
 def test_filters_that_exclude_each_other_are_refused_together_only(pair):
     first, second, remedy = pair
     sections, needs = vars(toy.config_of(FedAvg())), FedAvg().needs

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
 from annotated_types import Ge, Gt, Interval, Le, Lt, MaxLen, MinLen, MultipleOf
-from support.each import check_each
+from support.each import check_each, for_each
 
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import UserError
@@ -131,7 +131,7 @@ def test_every_section_checks_itself_and_keeps_the_bounds_of_its_base():
                 assert not bounded or types_of(cls)[name] == hint, f"{cls.__name__}.{name}"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("hint", "text"),
     [
         (Annotated[float, Gt(0)], "float > 0"),

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support import toy
+from support.each import for_each
 from support.runs import CONFIG
 
 from mpifl.algorithms.fedavg import FedAvg
@@ -82,7 +83,7 @@ OPTIONS_OF_GRAPHS = {
 }
 
 
-@pytest.mark.parametrize(("options", "replayed"), OPTIONS_OF_GRAPHS.items())
+@for_each(("options", "replayed"), OPTIONS_OF_GRAPHS.items())
 def test_steps_are_replayed_on_a_gpu_where_that_changes_no_bit(options, replayed):
     config = load(str(CONFIG), options.split())
     sections = config.system, config.model, config.task, config.local

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 from support import toy
+from support.each import for_each
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.algorithms.registry import CATALOGUE
@@ -39,7 +40,7 @@ def duration_of(name, clients=4, **options):
     return toy.context_of(config, toy.Tiny(clients)).duration
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "options", "work"),
     [
         ("fedavg", {}, 1),

@@ -14,7 +14,7 @@ import pytest
 from faults import deaths
 from support import toy
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.nightly(seconds=30)
 CLUSTER = Path(__file__).parents[2] / "launch" / "virtual-cluster"
 LIMIT = 240  # seconds; it takes about thirty
 ROUNDS = ["--rounds", "30", "--evaluation.every", "1"]
@@ -54,7 +54,7 @@ def cut_in_mid_run(folder: Path, name: str, job: subprocess.Popen[str]) -> str:
         pytest.fail("hangs after the cut")
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(seconds=30)
 def test_four_hosts_outlive_one_that_is_cut_off(hosts, mpirun, tmp_path):
     asked = [*deaths.arguments(tmp_path, "alone", "fedavg", tmp_path / "cache"), *ROUNDS]
     end = deaths.launch(mpirun, None, [], *asked)
@@ -68,7 +68,7 @@ def test_four_hosts_outlive_one_that_is_cut_off(hosts, mpirun, tmp_path):
     assert [place["host"] for place in places] == ["vh0", "vh1", "vh2"]
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(seconds=30)
 def test_four_hosts_tell_when_they_cannot_go_on_without_one(hosts, tmp_path):
     said = cut_in_mid_run(tmp_path, "scaffold", start(tmp_path, hosts, "scaffold", *deaths.ULFM))
     assert "holds states of clients, were lost; go on from the last checkpoint" in said

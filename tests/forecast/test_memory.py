@@ -31,7 +31,7 @@ def planned(text: str) -> list[float]:
     return [float(number) * UNITS[unit] for number, unit in found]
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(seconds=20)
 @pytest.mark.parametrize(
     ("ranks", "least", "options"),
     [(None, 450e6, []), (3, 380e6, []), (None, 600e6, KEEPING), (3, 500e6, KEEPING)],
@@ -83,7 +83,7 @@ class Heavy(OneShotStatistics, FedAvg):
 """
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(seconds=20)
 def test_the_plan_counts_what_comes_before_the_first_round(mpirun, tmp_path):
     """320 MB in the set-up at the server, where libraries may be loaded, and 80 MB in clients' statistics."""
     (tmp_path / "heavy.py").write_text(HEAVY)
@@ -98,7 +98,7 @@ def test_the_plan_counts_what_comes_before_the_first_round(mpirun, tmp_path):
     assert worker == pytest.approx(80e6, rel=0.15)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(seconds=20)
 def test_the_plan_counts_the_library_of_a_tracker_at_the_server(mpirun, tmp_path):
     """MLflow takes 118 MB."""
     pytest.importorskip("mlflow")

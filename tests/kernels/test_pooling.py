@@ -7,6 +7,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from support.each import for_each
 from torch import nn
 from torch.testing import assert_close
 
@@ -175,7 +176,7 @@ def test_what_something_was_added_to_is_not_replaced():
     assert torch.equal(found[0](x), 2 * torch.ones(1, 1, 128, 128))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@for_each("seed", range(8))
 def test_any_window_pools_to_the_bits_and_places_of_pytorch(seed):
     """Ties, zeros of both signs, infinities and NaN in all combinations; lines of any even length."""
     draws = torch.Generator().manual_seed(seed)

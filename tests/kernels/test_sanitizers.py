@@ -38,7 +38,7 @@ def library(name: str) -> str:
 
 
 pytestmark = [
-    pytest.mark.nightly,
+    pytest.mark.nightly(seconds=90),
     pytest.mark.skipif(not library("libasan.so"), reason="no gcc with sanitizers"),
     pytest.mark.skipif(not bindings.hash_of_sources(), reason="no sources beside mpifl"),
 ]

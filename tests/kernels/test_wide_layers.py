@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from support import toy
+from support.each import for_each
 from torch import nn
 from torch.testing import assert_close
 
@@ -113,7 +114,7 @@ def test_sums_over_many_tiles_stay_exact():
         assert float((ours - exact).abs().max()) <= ROUNDED * float(exact.abs().max())
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@for_each("shape", SHAPES, ids=str)
 def test_narrow_and_wide_vectors_have_the_same_bits(shape):
     found = []
     try:

@@ -145,7 +145,7 @@ def test_a_wheel_and_a_checkout_are_the_same_code(wheel):
     assert done.stdout.strip() == code(), done.stderr
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(seconds=60)
 def test_types_are_visible_after_an_editable_installation(tmp_path):
     """To type checkers, which do not run the hooks of an editable installation."""
     (tmp_path / "source").mkdir()

@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[Make, int]] = {
     "entries of run folders": (runfolders.entries, 0),
     "tables": (tables.make, 100),
 }
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.nightly(seconds=60)
 
 
 def faults(cases: Sequence[Case], answers: Sequence[dict[str, Any]], speaks: bool = True) -> list[str]:

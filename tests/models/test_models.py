@@ -7,6 +7,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
+from support.each import for_each
 from torch import nn
 from torch.testing import assert_close
 
@@ -57,7 +58,7 @@ def build(name, shape=GREY, num_classes=10, seed=0, **options):
         return MODELS[name](**options).build(shape, num_classes)
 
 
-@pytest.mark.parametrize(("name", "options", "shape", "classes", "count", "width"), COUNTS)
+@for_each(("name", "options", "shape", "classes", "count", "width"), COUNTS)
 def test_parameters_and_embedding_are_those_of_the_paper(name, options, shape, classes, count, width):
     with torch.device("meta"):  # shapes only: no memory, no arithmetic
         model = MODELS[name](**options).build(shape, classes)
@@ -96,14 +97,14 @@ def test_networks_of_torchvision_embed_what_enters_their_last_layer(name, node, 
         assert_close(ours.embed(x), z, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@for_each("name", SMALL)
 def test_logits_are_the_head_of_the_embedding(name):
     model = build(name).eval()
     x = torch.rand(3, *GREY, generator=torch.Generator().manual_seed(1))
     assert_close(model(x), nn.functional.linear(model.embed(x), model.head.weight, model.head.bias))
 
 
-@pytest.mark.parametrize("name", [*SMALL, *VISION])
+@for_each("name", [*SMALL, *VISION])
 def test_head_and_cluster_block_end_the_parameters(name):
     with torch.device("meta"):
         model = MODELS[name]().build((3, 32, 32), 10)
@@ -119,7 +120,7 @@ def test_head_and_cluster_block_end_the_parameters(name):
     assert not inside[0] or model.blocks == ("body.fc1", "head")  # one hidden layer: the block is everything
 
 
-@pytest.mark.parametrize("name", SMALL)
+@for_each("name", SMALL)
 def test_every_parameter_is_used_in_forward_order(name):
     """Gradients reach all parameters, and modules are called in the order in which they are listed."""
     model, called = build(name), []
@@ -132,7 +133,7 @@ def test_every_parameter_is_used_in_forward_order(name):
     assert all(p.grad is not None for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", SMALL)
+@for_each("name", SMALL)
 def test_initial_weights_come_from_the_global_generator(name):
     a, b, c = (nn.utils.parameters_to_vector(build(name, seed=s).parameters()) for s in (5, 5, 6))
     assert_close(a, b, rtol=0, atol=0)
@@ -242,7 +243,7 @@ def test_grey_autoencoder_gives_images_between_zero_and_one():
     assert out.max() <= 1
 
 
-@pytest.mark.parametrize("name", [*MODELS, *AUTOENCODERS])
+@for_each("name", [*MODELS, *AUTOENCODERS])
 def test_options_are_frozen_and_documented(name):
     options = {**MODELS, **AUTOENCODERS}[name]
     assert options.__doc__

@@ -20,7 +20,7 @@ COUNT = int(os.environ.get("MPIFL_CONFIGURATIONS", "300"))
 SEED = int(os.environ.get("MPIFL_SEED", "0"))
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(seconds=180)
 def test_what_is_drawn_is_refused_before_training_or_has_one_set_of_files(mpirun, tmp_path):
     """On one rank and three, interrupted, without kernels; `python tests/mpi/combinations.py` runs more."""
 

@@ -84,7 +84,7 @@ def alone(cache, tmp_path_factory) -> Alone:
 
 
 @pytest.fixture(
-    scope="module", params=[USUAL, *(pytest.param(p, marks=pytest.mark.nightly) for p in NIGHTLY)]
+    scope="module", params=[USUAL, *(pytest.param(p, marks=pytest.mark.nightly(seconds=60)) for p in NIGHTLY)]
 )
 def there(request, mpirun, cache, tmp_path_factory) -> There:
     """The runs over ranks."""

@@ -152,7 +152,7 @@ def test_the_first_test_that_failed_is_named():
     assert run.killer(run.PASSED, "") == ""
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(seconds=240)
 def test_a_sample_of_the_bugs_is_killed():
     seen = [bug for bug in BUGS if not bug.survives and not bug.compiled]
     chosen = [seen[i] for i in np.random.default_rng(0).choice(len(seen), SAMPLE, replace=False)]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from numpy.testing import assert_array_equal
+from support.each import for_each
 from torch.testing import assert_close
 
 from mpifl.aggregation.update_filter import FilteredVisit
@@ -107,7 +108,7 @@ def test_a_share_is_drawn_by_the_key_and_clients_are_named():
     assert SignFlip(clients=(4, 1)).attackers(10, key(0)) == (1, 4)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "said"),
     [
         (lambda: SignFlip(), "by a share of the clients or by their numbers"),

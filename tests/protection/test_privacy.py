@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from support.each import for_each
 from torch.testing import assert_close
 
 from mpifl.core.errors import MethodError, UserError
@@ -128,7 +129,7 @@ def test_what_no_noise_covers_is_refused(sent, words):
         protect(sent, message(), CentralPrivacy(1.0), "cluster", None, key(0))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "words"),
     [
         (lambda: CentralPrivacy(-1.0), "clip = -1"),

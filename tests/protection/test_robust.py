@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.testing import assert_array_equal
 from support import cases, toy
+from support.each import for_each
 from support.runs import CONFIG
 from torch.testing import assert_close
 
@@ -53,7 +54,7 @@ def test_updates_that_cfl_keeps_for_absent_clients_are_no_means(rule, tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@for_each("name", OTHERS)
 def test_methods_that_do_not_average_refuse_a_rule(name):
     check_robust(NoRule(), METHODS[name])
     with pytest.raises(UserError, match=r"robust.name = 'median': .* averages no uploads"):

@@ -8,6 +8,7 @@ import statistics
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from support.each import for_each
 
 from mpifl.core.errors import UserError
 from mpifl.protection.robust_rules import (
@@ -197,7 +198,7 @@ def test_zeros_of_either_sign_are_one_zero():
         assert not np.signbit(Median().row(zeros[order])).any()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "said"),
     [
         (lambda: TrimmedMean(0.1).check(8), "beta = 0.1: leaves none of 8 uploads out"),
@@ -219,7 +220,7 @@ def test_what_cannot_be_is_refused(make, said):
     assert said in str(error.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("rule", "least"),
     [
         (Median(), 3),

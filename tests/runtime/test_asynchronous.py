@@ -16,6 +16,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from support import toy
+from support.each import for_each
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -480,7 +481,7 @@ def test_what_is_no_trace_is_refused(tmp_path):
 # -- what cannot run ----------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "policy", "message"),
     [
         (

@@ -7,6 +7,7 @@ from math import inf
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from support.each import for_each
 
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
@@ -103,7 +104,7 @@ def test_a_broken_file_of_durations_is_refused(text, message, tmp_path):
         Measured(str(file)).check(2)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "message"),
     [
         (lambda: Uniform(0.0, inf), "high_s = inf: use at least low_s"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from support import toy
+from support.each import for_each
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
@@ -15,7 +16,7 @@ from mpifl.simulation.newcomers import newcomers
 from mpifl.simulation.sampling import Sampler, cohort_size
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("share", "num_clients", "m"),
     [
         (0.29, 100, 29),  # 28.999999999999996

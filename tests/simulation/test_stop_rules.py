@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf, nan
 
 import pytest
+from support.each import for_each
 
 from mpifl.core.errors import UserError
 from mpifl.simulation.stop_rules import StopConfig, StopRules
@@ -26,7 +27,7 @@ def test_a_target_is_met_by_values_as_good_as_it_and_never_by_nan():
     assert end({"target": 0.3}, [inf, 0.5, 0.2], "loss", -1, "loss") == (3, "target")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("config", "values", "expected"),
     [
         ({"patience": 2}, [1, 2, 2, 2, 9], 4),  # an equal value is not better

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -30,3 +30,30 @@ def check_each(check: Callable[..., None], cases: Iterable[tuple[str, tuple[Any,
     assert every, "there is no case"
     if failed:
         raise ExceptionGroup(f"{len(failed)} of {len(every)} cases fail", failed)
+
+
+def for_each(
+    names: str | Sequence[str], cases: Iterable[Any], ids: Callable[[Any], str] | Sequence[str] | None = None
+) -> Callable[[Callable[..., None]], Callable[[], None]]:
+    """Make one test of a check of many cases that take no time; the arguments are those of `parametrize`.
+
+    A check takes no fixture, and does not skip.
+    """
+    wanted = [name.strip() for name in names.split(",")] if isinstance(names, str) else [*names]
+    listed = [(case,) if len(wanted) == 1 else tuple(case) for case in cases]
+
+    def name_of(number: int) -> str:
+        return "-".join(map(ids or repr, listed[number])) if ids is None or callable(ids) else ids[number]
+
+    def make(check: Callable[..., None]) -> Callable[[], None]:
+        def one(*values: Any) -> None:
+            check(**dict(zip(wanted, values, strict=True)))
+
+        def test() -> None:
+            check_each(one, ((name_of(number), case) for number, case in enumerate(listed)))
+
+        for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+            setattr(test, name, getattr(check, name))
+        return test
+
+    return make

@@ -27,6 +27,7 @@ from mpifl.sweeps.cases import Case
 
 SWEEPS = {sweep.name.removeprefix("papers/"): sweep for sweep in paper_sweeps()}
 SOON = ("ccfl/table1-fashionmnist",)  # small data
+LONG = {"emdcfl/table10-small": 60, "emdcfl/table3-small": 40, "flt/table6": 40}  # seconds to plan all rows
 DRAWING, SETTINGS = "a drawing", "settings"
 ENTRIES: dict[str, dict[str, str | tuple[str, ...]]] = {
     # paper -> number of a table (T) or figure (F) -> the files that run it, or what it is instead
@@ -148,6 +149,7 @@ def test_every_table_and_figure_of_the_papers_has_an_entry_that_names_it():
                     assert number[1:] in set().union(*mentions(said, kind)), f"{paper} {number}: {said}"
 
 
+@pytest.mark.nightly
 def test_a_published_row_is_run_once():
     """No two rows of a table are the same run, and each published row is one of the rows."""
     for name, sweep in SWEEPS.items():
@@ -164,7 +166,11 @@ def test_a_published_row_is_run_once():
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in SOON else pytest.param(n, marks=pytest.mark.nightly(spread=True)) for n in SWEEPS]
+    "name",
+    [
+        n if n in SOON else pytest.param(n, marks=pytest.mark.nightly(spread=True, seconds=LONG.get(n, 15)))
+        for n in SWEEPS
+    ],
 )
 def test_every_row_is_planned(name, cache):
     sweep = SWEEPS[name]

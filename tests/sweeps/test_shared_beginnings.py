@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import toy
+from support.each import for_each
 from support.runs import CONFIG
 
 from mpifl.algorithms.ccfl import CCFL
@@ -427,7 +428,7 @@ def test_a_declaration_does_not_count_for_a_class_below():
 DECLARATIONS = ("shown_from", "statistics_from", "setup_from", "trained_from", "looked_from")
 
 
-@pytest.mark.parametrize("cls", CATALOGUE.values())
+@for_each("cls", CATALOGUE.values())
 def test_declared_fields_are_fields(cls):
     names = {name for declaration in DECLARATIONS for name in vars(cls).get(declaration) or ()}
     assert names <= {f.name for f in fields(cls)}

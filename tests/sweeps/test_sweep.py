@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from support.each import for_each
 from support.runs import TASK_CONFIG, TASKS, columns_of
 
 import mpifl
@@ -898,7 +899,7 @@ def test_figures_are_shortened_where_they_are_shown_only(tmp_path):
     assert f"  {mean} +- " in as_text(final_table(compare([str(folder)])))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "text"),
     [
         *((0.81234567, "0.8123"), (0.5, "0.5"), (1.0, "1.0"), (0.0, "0.0"), (12.3456789, "12.3457")),
@@ -935,7 +936,7 @@ def test_groups_of_fewer_seeds_than_the_sweep_has_say_so(tmp_path):
     assert {name: (folder / name).read_text() for name in whole} == whole
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("vary", "message"),
     [
         ({}, "vary = {}: name at least one key and its values"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from support.each import for_each
 
 from mpifl.cli import main
 from mpifl.comm.single import Single
@@ -63,7 +64,7 @@ def test_a_group_of_columns_changes_single_rows():
     assert found == {"FedAvg-A": (3, 0.01), "FedAvg-B": (4, 0.01), "Local-A": (3, 0.2), "Local-B": (4, 0.5)}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "message"),
     [
         ({"vary": {"rows": {"A": "fedavg"}}}, "vary.rows = 'fedavg'"),
@@ -105,7 +106,7 @@ def test_figures_of_seeds_stand_beside_the_published_ones():
     assert (round(difference, 2), where) == (1.8, "FedAvg avg")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("published", "number"),
     [
         ("47.7 (2.2)", 47.7),

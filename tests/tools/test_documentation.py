@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.each import for_each
 
 from mpifl.cli import main
 from mpifl.core.errors import UserError
@@ -28,7 +29,7 @@ def test_every_page_is_listed_with_its_title(capsys):
     assert all(titles.values())
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "file"),
     [
         ("how-to", "how-to.md"),
@@ -59,7 +60,7 @@ def test_the_path_of_a_page_and_of_all(capsys):
     assert file.parent == folder
 
 
-@pytest.mark.parametrize("name", [*documentation.pages()])
+@for_each("name", [*documentation.pages()])
 def test_links_of_a_printed_page_are_commands_that_show_what_they_name(name):
     """Links to other sites stay; code is as in the file."""
     path = documentation.find(name)

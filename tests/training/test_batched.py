@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from support import toy
+from support.each import for_each
 from support.runs import CONFIG
 from torch import nn
 from torch.testing import assert_close
@@ -212,7 +213,7 @@ def with_buffer() -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize(
+@for_each(
     "module",
     [
         nn.Dropout(),

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from numpy.testing import assert_allclose, assert_array_equal
 from support import toy
+from support.each import for_each
 from torch import nn
 from torch.testing import assert_close
 
@@ -141,7 +142,7 @@ def test_momentum_does_not_cross_visits(optimizer):
     assert_close(again.vector, first.vector, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 4, 5, 7, 12])
+@for_each("steps", [0, 1, 4, 5, 7, 12])
 def test_a_number_of_steps_is_counted_in_batches_pass_after_pass(steps):
     """23 samples in batches of 6 are four batches a pass, the last of five: 7 steps are a pass and three."""
     config = LocalConfig(steps=steps, epochs=99, batch_size=6, lr=0.1)
@@ -379,7 +380,7 @@ def test_the_result_is_a_copy():
     assert_close(one.vector, before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("n", "with_norm", "without"), [(11, 2, 3), (10, 2, 2), (1, 0, 1), (12, 3, 3)])
+@for_each(("n", "with_norm", "without"), [(11, 2, 3), (10, 2, 2), (1, 0, 1), (12, 3, 3)])
 def test_batch_norm_never_meets_a_lone_sample(n, with_norm, without):
     """Batches of 5: of 11 samples the last would hold one, which batch norm cannot take in training."""
     split, config = Split(SPLIT.x[:n], SPLIT.y[:n]), LocalConfig(batch_size=5, lr=0.1)
@@ -570,7 +571,7 @@ def test_the_gradient_is_that_of_the_mean_loss_in_evaluation_mode():
         assert len(found) == Layout.of(model).num_parameters
 
 
-@pytest.mark.parametrize(
+@for_each(
     "wrong",
     [
         {"epochs": -1},

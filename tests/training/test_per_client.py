@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import toy
+from support.each import for_each
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -39,7 +40,7 @@ def test_a_clients_number_wins_over_its_device_and_epochs_over_steps():
     }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("local", "num_samples", "single", "steps", "trained"),
     [
         (LocalConfig(epochs=2, batch_size=10), 25, False, 6, 50),  # 10 + 10 + 5, twice
@@ -59,7 +60,7 @@ def test_steps_and_samples_of_a_visit_by_hand(local, num_samples, single, steps,
     assert sum(map(len, epoch_orders(num_samples, local, key(0), single))) == trained
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("rules", "message"),
     [
         ("{0: {optimizer: adam}}", "per_client.0.optimizer = 'adam': unknown key; known: augment, batch"),

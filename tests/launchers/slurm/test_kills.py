@@ -13,7 +13,7 @@ from .cluster import Slurm
 from .test_slurm import LAUNCHERS, TWO_NODES, Job, idle
 
 __all__ = ["idle"]  # a fixture
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.nightly(seconds=60)
 
 JOBS = int(os.environ.get("MPIFL_SLURM_KILLS", "3"))  # 20 before a release
 WORDS = ("sleepy.yaml", "--algorithm.nap", "0.25")  # about forty seconds on two nodes

@@ -16,7 +16,7 @@ import pytest
 from ..jobs import LEAST, SleepyJob, alone, wait_for
 from .cluster import Slurm
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.nightly(seconds=30)
 
 SCRIPT = Path(__file__).parents[3] / "launch" / "slurm"
 TWO_NODES = ("--nodes=2", "--ntasks-per-node=1")
