@@ -9,10 +9,10 @@ import resource
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from support.refusal import refusal_of
 
 from mpifl.aggregation.tables import Tables
 from mpifl.comm.single import Single
-from mpifl.core.errors import UserError
 from mpifl.core.files import safetensors_file, write_atomically
 from mpifl.core.mapped_arrays import new_array, reserve
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation
@@ -63,17 +63,15 @@ def test_a_file_without_room_is_not_left_behind(tmp_path, full_disk):
 @pytest.mark.parametrize("source", ["synthetic", "digits"])
 def test_prepared_data_without_room_are_refused_in_one_line(tmp_path, full_disk, source):
     config = DataConfig(cache=str(tmp_path), source=SOURCES[source](), scenario=SCENARIOS["rotated"]())
-    with pytest.raises(UserError, match="No space") as error:
+    with refusal_of("data.cache", "No space"):
         open_federation(config, 0)
-    assert error.value.key == "data.cache"
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
 
 
 def test_rows_without_room_are_refused_in_one_line(tmp_path, full_disk):
     tables = Tables(Single())
-    with pytest.raises(UserError, match="No space") as error:
+    with refusal_of("system.scratch", "No space"):
         tables.shard("model", np.zeros(3, np.int64), (3, 2), tmp_path)
-    assert error.value.key == "system.scratch"
 
 
 @pytest.mark.parametrize("durable", [False, True])

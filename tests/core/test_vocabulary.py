@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_array_equal
+from support.refusal import refusal_of
 
 from mpifl.core import timing
 from mpifl.core.algorithm import Algorithm, Needs
@@ -95,9 +96,8 @@ def test_objects_that_cannot_be_found_are_explained(path, says, tmp_path):
     (tmp_path / "mine.py").write_text("class Thing:\n    pass\n")
     (tmp_path / "broken.py").write_text("class Thing\n")
     path = path.format(file=tmp_path / "mine.py", broken=tmp_path / "broken.py")
-    with pytest.raises(UserError, match=says) as caught:
+    with refusal_of("algorithm.name", says):
         load_object(path, "algorithm.name")
-    assert caught.value.key == "algorithm.name"
 
 
 class Plain(Algorithm):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support.own_scenarios import FurtherScenario, TurningScenario
+from support.refusal import refusal_of
 from torch.testing import assert_close
 
 from mpifl.core.errors import CodeFailed, UserError
@@ -829,6 +830,5 @@ def test_clients_are_evaluated_on_validation_samples_if_asked(cache, name):
 )
 def test_evaluation_on_validation_samples_that_are_not_there_is_refused(cache, scenario, message):
     config = DataConfig(cache=str(cache), scenario=scenario, evaluate_on="validation")
-    with pytest.raises(UserError, match=message) as refused:
+    with refusal_of("data.evaluate_on", message):
         open_federation(config, 3)
-    assert refused.value.key == "data.evaluate_on"

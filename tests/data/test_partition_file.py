@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from support.refusal import refusal_of
 from support.runs import CONFIG
 
 import mpifl
@@ -225,9 +226,8 @@ def test_json_lists_of_samples_are_read(small_root, cache, tmp_path):
 def test_a_client_whose_name_is_no_text_is_refused_in_a_line(cache, tmp_path):
     file = tmp_path / "split.json"
     file.write_text(json.dumps({"\ud800": [4, 2], "b": [9, 8]}))
-    with pytest.raises(UserError, match=r"cannot be read as a partition \(UnicodeEncodeError") as error:
+    with refusal_of("data.scenario.path", r"cannot be read as a partition \(UnicodeEncodeError"):
         opened("digits", SCENARIOS["partition"](path=str(file), test="own"), tmp_path, cache)
-    assert error.value.key == "data.scenario.path"
 
 
 CLIENTS = [

@@ -6,6 +6,7 @@ from math import inf, nan
 
 import pytest
 from support.each import for_each
+from support.refusal import refusal_of
 
 from mpifl.core.errors import UserError
 from mpifl.simulation.stop_rules import StopConfig, StopRules
@@ -87,6 +88,5 @@ def test_a_metric_without_a_column_is_refused_by_the_first_evaluation():
     ],
 )
 def test_options_without_effect_and_beyond_their_bounds_are_refused(config, key):
-    with pytest.raises(UserError) as error:
+    with refusal_of(key):
         StopConfig(**config)
-    assert error.value.key == key

@@ -33,7 +33,7 @@ def check_each(check: Callable[..., None], cases: Iterable[tuple[str, tuple[Any,
 
 
 def for_each(
-    names: str | Sequence[str], cases: Iterable[Any], ids: Callable[[Any], str] | Sequence[str] | None = None
+    names: str | Sequence[str], cases: Iterable[Any], ids: Callable[[Any], str] | Iterable[str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[[], None]]:
     """Make one test of a check of many cases that take no time; the arguments are those of `parametrize`.
 
@@ -41,16 +41,16 @@ def for_each(
     """
     wanted = [name.strip() for name in names.split(",")] if isinstance(names, str) else [*names]
     listed = [(case,) if len(wanted) == 1 else tuple(case) for case in cases]
-
-    def name_of(number: int) -> str:
-        return "-".join(map(ids or repr, listed[number])) if ids is None or callable(ids) else ids[number]
+    if ids is None or callable(ids):
+        ids = ["-".join(map(ids or repr, case)) for case in listed]
+    labels = [*ids]
 
     def make(check: Callable[..., None]) -> Callable[[], None]:
         def one(*values: Any) -> None:
             check(**dict(zip(wanted, values, strict=True)))
 
         def test() -> None:
-            check_each(one, ((name_of(number), case) for number, case in enumerate(listed)))
+            check_each(one, zip(labels, listed, strict=True))
 
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
             setattr(test, name, getattr(check, name))
