@@ -268,7 +268,14 @@ EXPLAINED = (  # words of the glossary that have no other meaning elsewhere on t
     *("scenario", "second look", "server step", "sharded table", "staleness", "sweep", "upload trigger"),
     *("virtual time", "visit"),
 )
-UNEXPLAINED = ("changelog", "notes/", "reproductions/", "reference/api/", "explanation/decisions/")
+UNEXPLAINED = (
+    "changelog",
+    "upgrading",
+    "notes/",
+    "reproductions/",
+    "reference/api/",
+    "explanation/decisions/",
+)
 PROTECTED = re.compile(  # words in these stay as they are
     r"""(^```.*?^```$ | ^[ ]{4,}[^\n]*$ | `[^`\n]*`  # code
     | ^\#[^\n]*$ | ^:::[^\n]*$ | <!--.*?-->  # headings, places of the API, comments
