@@ -71,7 +71,7 @@ def run(config: Given, *, callbacks: Sequence[Any] = (), quiet: bool = True, **c
     def work(transport: Transport) -> Run | None:
         given = _objects(callbacks)
         tree = on_server(transport, lambda: tree_of(config, changes))
-        whole = loader.from_tree(Config, tree)
+        whole = loader.everywhere(transport, tree)
         folder, complete = on_server(transport, lambda: reused(whole))
         if complete:
             on_server(transport, lambda: _say_reused(folder, given, quiet), everywhere=False)
@@ -118,7 +118,7 @@ def resume(
         on_server(transport, lambda: refuse_place(path, changes))
         if not complete:
             tree = on_server(transport, lambda: tree_of(path / "config.yaml", changes))
-            run_experiment(loader.from_tree(Config, tree), transport, quiet, path, callbacks=given)
+            run_experiment(loader.everywhere(transport, tree), transport, quiet, path, callbacks=given)
         else:
             on_server(transport, lambda: refuse_more_rounds(path, untyped(changes.get("rounds"))))
             if changes:

@@ -590,6 +590,7 @@ TRAINER = {"metavar": "TRAINER", "help": "of algorithms: those that a trainer ca
 @command(WHAT=WHAT, WORDS=WORDS, trainer=TRAINER)
 def list(transport: Transport, args: argparse.Namespace) -> None:
     """List what mpifl has: keys, algorithms, data, models, policies, configurations, papers and others."""
+    faults: Sequence[UserError] = ()
     if args.WHAT == "papers":
         from mpifl.sweeps import papers
 
@@ -599,8 +600,13 @@ def list(transport: Transport, args: argparse.Namespace) -> None:
         from mpifl.experiment import reference
 
         text = reference.listed(args.WHAT, args.WORDS, args.trainer)
+        faults = reference.faults(args.WHAT)
     if transport.is_server:
         print(text)
+        for fault in faults[1:]:
+            print(f"mpifl: {fault}", file=sys.stderr)
+    if faults:
+        raise faults[0]
 
 
 NAME = {"help": "a section or key (run, network, local.lr), a method, model, source, ..., or file.py:Class"}

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from math import ceil, log2
 from typing import Any
 
-from mpifl.core.errors import catalogue
 from mpifl.core.options import NonNegativeFloat, Options, PositiveFloat
 
 from .collective_choice import BLOCK, GATHER, REDUCE, choose
@@ -185,6 +184,3 @@ class Given(Options):
 @dataclass(frozen=True)
 class Measured(Options):
     """Choose the faster collective by costs measured at the start of a run (1 s on a fast network)."""
-
-
-COSTS: dict[str, type] = catalogue({"bytes": ByBytes, "given": Given, "measured": Measured})

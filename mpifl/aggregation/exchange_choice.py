@@ -13,7 +13,6 @@ from typing import Literal
 
 import numpy as np
 
-from mpifl.core.errors import catalogue
 from mpifl.core.options import Options
 
 BLOCK = 1 << 22  # numbers of one kind that a rank holds at a time: 16 MiB
@@ -35,9 +34,6 @@ class OverMpi(Options):
 @dataclass(frozen=True)
 class Local(Options):
     """The rank of the client that looks computes everything, because each rank can read all clients' data."""
-
-
-EXCHANGES: dict[str, type] = catalogue({"mpi": OverMpi, "local": Local})
 
 
 def asking_waves(owners: np.ndarray, asking: np.ndarray, width: int) -> Iterator[np.ndarray]:

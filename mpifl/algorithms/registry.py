@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mpifl.core.algorithm import Algorithm
-from mpifl.core.errors import Registry
+from mpifl.core.registry import Registry
 
 METHODS: Mapping[str, Mapping[str, str]] = {  # heading of docs/methods.md -> name -> module and class
     "One model, no communication or one for all": {
@@ -72,5 +72,8 @@ METHODS: Mapping[str, Mapping[str, str]] = {  # heading of docs/methods.md -> na
     },
 }
 CATALOGUE: Registry[type[Algorithm]] = Registry(
-    "mpifl.algorithms", {name: where for some in METHODS.values() for name, where in some.items()}
+    "algorithms",
+    Algorithm,
+    {name: where for some in METHODS.values() for name, where in some.items()},
+    "mpifl.algorithms",
 )

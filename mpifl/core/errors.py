@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 # phrases in errors of PyTorch and NumPy about tensors and arrays that are too large
 NO_MEMORY = ("allocate memory", "size calculation overflowed", "overflow when unpacking", "array is too big")
@@ -22,7 +21,6 @@ STOPPED = 75  # exit code of a run that was asked to stop and can go on; EX_TEMP
 # numbers and truths as they were written, which messages show without quotes
 QUOTED = re.compile(r"(?:^|(?<=[\[{ ]))'([-+]?\.?\d[\w.+-]*|true|false|yes|no|on|off)'(?=$|[],:}])", re.I)
 
-Class = TypeVar("Class", bound=type)
 _names: dict[str, str] = {}  # `module:Class` -> its name in the first registry that has it
 
 
@@ -229,45 +227,15 @@ def address(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def catalogue(classes: dict[str, Class]) -> dict[str, Class]:
-    """Return the choices of a key of the configuration, name -> class, after noting them for `name_of`."""
-    for name, cls in classes.items():
-        _names.setdefault(address(cls), name)
-    return classes
-
-
-class Registry(Mapping[str, Class]):
-    """The choices of a key of the configuration: name -> class, which is imported when it is first used.
-
-    Args:
-        package: the package that has the classes.
-        classes: name -> `module:Class`, the module in the package.
-    """
-
-    def __init__(self, package: str, classes: Mapping[str, str]) -> None:
-        self._addresses = {name: f"{package}.{where}" for name, where in classes.items()}
-        for name, where in self._addresses.items():
-            _names.setdefault(where, name)
-
-    def __getitem__(self, name: str) -> Class:
-        module, _, cls = self._addresses[name].partition(":")
-        found: Class = getattr(importlib.import_module(module), cls)
-        return found
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._addresses
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._addresses)
-
-    def __len__(self) -> int:
-        return len(self._addresses)
+def note_name(where: str, name: str) -> None:
+    """Note the name of `module:Class` in a registry for `name_of`; the first one counts."""
+    _names.setdefault(where, name)
 
 
 def name_of(value: object) -> str:
     """Return what a configuration calls an object: the name or the import path of its class.
 
-    The name of the class if it stands in no registry and was not imported by its path.
+    The name of the class if it stands in no registry and was not imported by its path or as a plug-in.
     """
     kind = type(value)
     return _names.get(address(kind)) or str(getattr(kind, "imported_as", kind.__name__))

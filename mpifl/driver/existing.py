@@ -17,7 +17,7 @@ from mpifl.data import DataConfig, open_federation
 from mpifl.experiment import loader
 from mpifl.experiment.schema import REPLACE, REUSE, Config
 from mpifl.results import run_folder as folders
-from mpifl.results.identity import OF_A_MACHINE, OWN
+from mpifl.results.identity import OF_A_MACHINE, OWN, PLUGINS
 
 from .checkpoints import locked
 
@@ -106,7 +106,7 @@ def delete(folder: Path) -> None:
 
 
 def check_origin(config: Config, folder: Path, remedy: str) -> None:
-    """Check that a run was computed by the user's code, and with the user's files, as they are now.
+    """Check that a run was computed by the user's code, plug-ins and files as they are now.
 
     Args:
         config: the configuration that is asked for.
@@ -118,10 +118,14 @@ def check_origin(config: Config, folder: Path, remedy: str) -> None:
     """
     summary = json_mapping(folder / "summary.json")
     identity = summary.get("identity")
-    then = identity.get(OWN) if isinstance(identity, dict) else None
-    now = code_of(loader.texts(config))  # empty: the files are not where this process looks for them
+    known = identity if isinstance(identity, dict) else {}
+    then, now = known.get(OWN), code_of(loader.texts(config))
     changed = f"the run in {folder} was computed by {then}, before a file of your own changed; {remedy}"
+    # empty: the files are not where this process looks for them
     require(not then or not now or then == now, OWN, now, changed)
+    then, now = known.get(PLUGINS), loader.plugins_of(config)
+    changed = f"the run in {folder} was computed by {then}; install that, or {remedy}"
+    require(not then or then == now, PLUGINS, now, changed)
     before = summary.get("files")
     before, sums = before if isinstance(before, dict) else {}, loader.sums_of(config)
     for key, file in loader.files_of(config).items():

@@ -115,8 +115,8 @@ def build(config: Config, transport: Transport, say: Say = lambda text: None) ->
     Raises:
         UserError: the run cannot begin; on every rank. Names the key, its value and a remedy.
     """
-    own_code = code_of(loader.texts(config))
-    resources = take_resources(config.system, config.local.precision, own_code, transport)
+    codes = code_of(loader.texts(config)), loader.plugins_of(config)
+    resources = take_resources(config.system, config.local.precision, codes, transport)
     with kept():  # a module may set a default when it is imported
         return _built(config, transport, say, resources)
 
@@ -167,13 +167,15 @@ class Resources:
     faults: tuple[UserError | None, ...]
 
 
-def take_resources(system: SystemConfig, precision: str, own_code: str, transport: Transport) -> Resources:
+def take_resources(
+    system: SystemConfig, precision: str, codes: tuple[str, str], transport: Transport
+) -> Resources:
     """Set the threads and the device of this rank and report them to rank 0; every rank calls.
 
     Args:
         system: the section `system`.
         precision: precision of local training, to see whether the device has it.
-        own_code: hash of the modules that the configuration names.
+        codes: hash of the modules that the configuration names, and the packages of its plug-ins.
         transport: connects the ranks.
     """
     torch.set_num_threads(threads_of(transport, system.threads))
@@ -193,7 +195,7 @@ def take_resources(system: SystemConfig, precision: str, own_code: str, transpor
     if "ready" not in transport.started:  # only the first of several runs in a process starts anything
         now = {"ready": round(age(), 2), "cpu": round(process_time(), 2)}
         transport.started = {**transport.started, **now}
-    ranks = transport.gather((place(transport, device, own_code), fault), "start") or []
+    ranks = transport.gather((place(transport, device, *codes), fault), "start") or []
     places, faults = (tuple(rank[i] for rank in ranks) for i in (0, 1))
     return Resources(device, transport.size, places, faults)
 

@@ -16,7 +16,7 @@ from mpifl.core.rng import Key, key
 from mpifl.core.types import ProblemInfo
 from mpifl.protection.accountant import Accountant, Spending
 from mpifl.protection.privacy import CentralPrivacy
-from mpifl.results.identity import CONVOLUTIONS, OWN, WINOGRAD, identity, with_replaced
+from mpifl.results.identity import CONVOLUTIONS, OWN, PLUGINS, WINOGRAD, identity, with_replaced
 from mpifl.simulation.clock import Clock
 from mpifl.simulation.durations import VisitDuration
 from mpifl.simulation.policies import Policy
@@ -173,8 +173,7 @@ class RunContext(Parts):
         local = self.config.local
         options |= {} if local.precision == FLOAT32 else {"precision": local.precision}
         options |= {"frozen": self.decisions.base} if self.decisions.base else {}
-        own = self.places[0]["own_code"]
-        options |= {OWN: own} if own else {}
+        options |= {name: code for name in (OWN, PLUGINS) if (code := self.places[0][name])}
         machines = [with_replaced(place["machine"]) for place in workers_of(self.places)]
         # it trains no client
         server = {**with_replaced(self.places[0]["machine"]), "device": machines[0]["device"]}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from abc import ABC
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from operator import itemgetter
@@ -25,6 +25,7 @@ from mpifl.core.conversion import converted
 from mpifl.core.errors import CodeFailed, UserError, name_of, nearest, require
 from mpifl.core.imports import load_object
 from mpifl.core.options import check_values, types_of
+from mpifl.core.registry import Registry
 from mpifl.core.textfiles import MAX_DEPTH, is_file, yaml_file, yaml_of
 from mpifl.core.units import unit_of
 from mpifl.models import ModelOptions
@@ -82,7 +83,27 @@ def load_everywhere(transport: Transport, name: str, options: Sequence[str] = ()
         check_sections(from_tree(Config, found))
         return found
 
-    return from_tree(Config, on_server(transport, tree))
+    return everywhere(transport, on_server(transport, tree))
+
+
+def everywhere(transport: Transport, tree: Mapping[str, Any]) -> Config:
+    """Return the configuration in a tree that rank 0 has accepted.
+
+    Args:
+        transport: connects the ranks.
+        tree: the tree.
+
+    Raises:
+        UserError: this rank lacks a package or file that rank 0 has; names the host.
+    """
+    try:
+        return from_tree(Config, tree)
+    except UserError as error:
+        if transport.is_server:
+            raise
+        what = f"rank {transport.rank} on {socket.gethostname()} cannot load what rank 0 has loaded"
+        remedy = f"{what} ({error.remedy}); install the same packages and files on all nodes"
+        raise UserError(error.key, error.value, remedy) from error
 
 
 def resolved(
@@ -289,7 +310,7 @@ def from_tree(cls: type[Section], tree: Mapping[str, Any], path: str = "") -> Se
     values = {name: _value(cls, name, value, _below(path, name)) for name, value in tree.items()}
     for name in known:
         if name not in values and name not in usual:
-            names = ", ".join(CHOICES.get((cls, name), ()))
+            names = ", ".join(CHOICES[cls, name].known() if (cls, name) in CHOICES else ())
             remedy = f"name one of {names}" if names else f"{cls.__name__} has no default for it"
             raise UserError(_below(path, name), None, f"is missing; {remedy}")
     try:
@@ -337,33 +358,23 @@ def _named(cls: type, name: str, value: Any) -> Any:
     return {"name": usual, **value} if usual in CHOICES[cls, name] else value
 
 
-def chosen(catalogue: Mapping[str, type], tree: Any, path: str) -> Any:
+def chosen(catalogue: Registry[Any], tree: Any, path: str) -> Any:
     """Return the object that a section describes.
 
     Args:
-        catalogue: name -> class.
+        catalogue: the choices of the section.
         tree: the section: `name`, and the keys of that class.
         path: dotted path of the section.
 
     Raises:
-        UserError: the name is missing or unknown, the class is no dataclass or lacks methods, or `from_tree`
-            raises.
+        UserError: the name is missing, or `class_of` or `from_tree` raises.
     """
-    names = f"name one of {', '.join(catalogue)}"
-    require(isinstance(tree, Mapping) and "name" in tree, path, tree, names)
+    if not (isinstance(tree, Mapping) and "name" in tree):
+        raise UserError(path, tree, f"name one of {', '.join(catalogue.known())}")
     name, rest = tree["name"], {k: v for k, v in tree.items() if k != "name"}
-    require(isinstance(name, str), f"{path}.name", name, names)
-    if ":" in name:
-        cls = load_object(name, f"{path}.name", _kind(catalogue))
-        remedy = "is not a dataclass; its fields are the options"
-        require(isinstance(cls, type) and dataclasses.is_dataclass(cls), f"{path}.name", name, remedy)
-        missing = ", ".join(f"`{hook}`" for hook in sorted(getattr(cls, "__abstractmethods__", ())))
-        require(not missing, f"{path}.name", name, f"does not define {missing}, which it needs; add it")
-        _check_kind(cls, _kind(catalogue), f"{path}.name", name)
-    elif name in catalogue:
-        cls = catalogue[name]
-    else:
-        raise UserError(f"{path}.name", name, f"unknown name; {nearest(name, list(catalogue))}")
+    if not isinstance(name, str):
+        raise UserError(f"{path}.name", name, f"name one of {', '.join(catalogue.known())}")
+    cls = class_of(catalogue, name, f"{path}.name")
     for option in rest if not types_of(cls) else ():
         others = [other for other, of in catalogue.items() if option in types_of(of)]
         have = f", or use one that has it: {', '.join(others)}" if others else ""
@@ -372,10 +383,31 @@ def chosen(catalogue: Mapping[str, type], tree: Any, path: str) -> Any:
     return from_tree(cls, rest, path)
 
 
-def _kind(catalogue: Mapping[str, type]) -> type:
-    """Return the first common base class of a catalogue; object if there is no other."""
-    first, *others = catalogue.values()
-    return next(cls for cls in first.__mro__ if cls is not ABC and all(issubclass(o, cls) for o in others))
+def class_of(catalogue: Registry[Any], name: str, key: str) -> type:
+    """Return the class of a name: of mpifl, of an installed package, or of the user by its import path.
+
+    Args:
+        catalogue: the choices of a section.
+        name: the name, `file.py:Class` or `package.module:Class`.
+        key: configuration key that holds it.
+
+    Raises:
+        UserError: there is no such class or several, it is no dataclass, or lacks something of a choice.
+    """
+    if ":" in name:
+        cls = load_object(name, key, catalogue.kind)
+    elif name in catalogue:
+        cls = catalogue.load(name, key)
+    else:
+        raise UserError(key, name, f"unknown name; {nearest(name, catalogue.known())}")
+    if ":" in name or catalogue.plugin(name) is not None:
+        remedy = "is not a dataclass; its fields are the options"
+        require(isinstance(cls, type) and dataclasses.is_dataclass(cls), key, name, remedy)
+        missing = ", ".join(f"`{hook}`" for hook in sorted(getattr(cls, "__abstractmethods__", ())))
+        require(not missing, key, name, f"does not define {missing}, which it needs; add it")
+        _check_kind(cls, catalogue.kind, key, name)
+    found: type = cls
+    return found
 
 
 def _check_kind(cls: type, kind: type, key: str, name: str) -> None:
@@ -452,6 +484,25 @@ def texts(config: Config) -> Iterator[str]:
                 yield from inside(one)
 
     yield from inside({key: value for key, value in to_tree(config).items() if key != "output"})
+
+
+def plugins_of(config: Config) -> str:
+    """Return the plug-ins that a configuration uses, except those of `output`; empty for none.
+
+    Each is given as its package, its version and a hash of the package's files, once, in the order of names.
+    """
+
+    def inside(section: Any) -> Iterator[str]:
+        kind: type = type(section)
+        for name in types_of(kind):
+            value, catalogue = getattr(section, name), CHOICES.get((kind, name))
+            if catalogue is not None and ":" not in getattr(type(value), "imported_as", ":"):
+                plugin = catalogue.plugin(name_of(value))
+                yield from () if plugin is None else (plugin.identity,)
+            if dataclasses.is_dataclass(value):
+                yield from inside(value)
+
+    return ", ".join(sorted({*inside(config)}))
 
 
 def files_of(config: Config) -> dict[str, Path]:

@@ -14,7 +14,7 @@ from mpifl.comm.transport import Transport
 from mpifl.core.errors import UserError, require
 from mpifl.core.instructions import VARIABLE, tells_limit
 from mpifl.core.process import available_cores, peak_bytes
-from mpifl.results.identity import CODE, LIBRARY_VARIABLES, machine
+from mpifl.results.identity import CODE, LIBRARY_VARIABLES, OWN, PLUGINS, machine
 
 Place = Mapping[str, Any]  # what `place` returns
 CPU = "cpu"
@@ -22,13 +22,14 @@ MAX_THREADS = 256  # on a machine with fewer cores; a hundred thousand threads c
 MPS = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"  # the variable, and the default folder of the pipes
 
 
-def place(transport: Transport, device: str = CPU, own_code: str = "") -> dict[str, Any]:
+def place(transport: Transport, device: str = CPU, own_code: str = "", plugins: str = "") -> dict[str, Any]:
     """Return where this rank runs and its resource use so far, as an entry of `environment.json`.
 
     Args:
         transport: connects the ranks.
         device: device that the rank computes on, `cpu` or `cuda:i`.
         own_code: hash of the modules that the configuration names.
+        plugins: packages of the plug-ins that it names, with versions and hashes.
     """
     cuda = device != CPU
     gpus = [_gpu_id(i) for i in range(torch.cuda.device_count())] if cuda else []
@@ -49,7 +50,8 @@ def place(transport: Transport, device: str = CPU, own_code: str = "") -> dict[s
         "cpus": ranges(mask),
         "threads": torch.get_num_threads(),
         "machine": machine(torch.cuda.get_device_name(device) if cuda else None),
-        "own_code": own_code,
+        OWN: own_code,
+        PLUGINS: plugins,
         "start_s": transport.started,
     }
 
@@ -170,14 +172,17 @@ def check_places(places: Sequence[Place], compiled: bool = True) -> None:
 
 
 def _check_code(places: Sequence[Place]) -> None:
-    """Raise `UserError` if a rank runs other files of mpifl or of the user than rank 0."""
+    """Raise `UserError` if a rank runs other files of mpifl, of the user or of plug-ins than rank 0."""
     first = places[0]
     for one in places:
         remedy = f"{one['host']} (process {one['pid']}) has other files; give all nodes the same"
         here, there = one["machine"][CODE], first["machine"][CODE]
         require(here == there, "mpifl", f"{there} on {first['host']}", f"{remedy} release of mpifl")
-        here, there = one["own_code"], first["own_code"]
+        here, there = one[OWN], first[OWN]
         require(here == there, "CONFIG", f"{there} on {first['host']}", f"{remedy} classes of your own")
+        here, there = one[PLUGINS], first[PLUGINS]
+        remedy = f"{one['host']} (process {one['pid']}) has {here}; install the same packages on all nodes"
+        require(here == there, PLUGINS, f"{there} on {first['host']}", remedy)
 
 
 def _check_limits(places: Sequence[Place]) -> None:

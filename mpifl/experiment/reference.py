@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, partial
@@ -27,15 +27,18 @@ from mpifl.core.algorithm import Algorithm, asked_of_trainer
 from mpifl.core.errors import UserError, name_of, nearest, require
 from mpifl.core.imports import load_object
 from mpifl.core.options import Options, choices_of, is_union, type_text, types_of, without_bounds
+from mpifl.core.plugins import PREFIX
+from mpifl.core.registry import Installed, Registry
 from mpifl.core.trainer import GIFTS, trainer_of
 from mpifl.core.units import Unit, unit_of
 from mpifl.data import SCENARIOS, SOURCES
 from mpifl.models import MODELS
+from mpifl.results.trackers import CALLBACKS
 from mpifl.simulation.policies import POLICIES, Policy
 from mpifl.training.config import LocalConfig
 
 from .citations import entry
-from .loader import SHIPPED, from_tree, overrides, to_tree
+from .loader import SHIPPED, class_of, from_tree, overrides, to_tree
 from .schema import CHOICES, Config, defaults_of, is_in, sections_of, walk
 
 RUN = "run"  # name of the keys outside sections in `mpifl show`
@@ -45,7 +48,7 @@ def _plural(word: str) -> str:
     return word if word.endswith("s") else f"{word}s".replace("cys", "cies")
 
 
-LISTED: dict[str, dict[str, Mapping[str, type]]] = {  # argument of `mpifl list` -> title -> catalogue
+LISTED: dict[str, dict[str, Registry[Any]]] = {  # argument of `mpifl list` -> title -> catalogue
     "algorithms": {"algorithms": CATALOGUE},
     "data": {"sources": SOURCES, "scenarios": SCENARIOS},
     "sources": {"sources": SOURCES},
@@ -56,6 +59,10 @@ LISTED: dict[str, dict[str, Mapping[str, type]]] = {  # argument of `mpifl list`
         for (_, field), catalogue in CHOICES.items()
         if field not in ("algorithm", "model", "source", "public", "scenario")
     },
+    "callbacks": {"callbacks": CALLBACKS},
+}
+LISTED["protections"] = {
+    title: c for group in [*LISTED.values()] for title, c in group.items() if c.group == "protections"
 }
 ALGORITHMS = "algorithms"
 TRIED = ("rounds", "buffer", "every_arrival")  # policies that `mpifl list algorithms` names
@@ -213,7 +220,32 @@ def listed(what: str, words: Sequence[str] = (), trainer: str | None = None) -> 
     lines = []
     for title, catalogue in LISTED[what].items():
         lines += [title, *(f"  {name:22} {summary(cls)}" for name, cls in catalogue.items())]
+        added = _added(catalogue).classes.items()
+        lines += [f"  {name:22} {summary(cls)} [{plugin.origin}]" for name, (plugin, cls) in added]
     return "\n".join(lines)
+
+
+def faults(what: str) -> list[UserError]:
+    """Return what is wrong about the plug-ins that a page of `mpifl list` would hold, each once."""
+    found = LISTED.get(OTHER_WORDS.get(what, what), {}).values()
+    return [*{str(one): one for catalogue in found for one in _added(catalogue).faults}.values()]
+
+
+def _added(catalogue: Registry[Any], only: str = "") -> Installed[Any]:
+    """Return what installed packages add to a catalogue, checked as in a configuration.
+
+    Args:
+        catalogue: the catalogue.
+        only: this name alone; empty for all.
+    """
+    found = catalogue.installed(only)
+    for name in [*found.classes] if catalogue.kind is not object else ():
+        try:
+            class_of(catalogue, name, f"{PREFIX}{catalogue.group}")
+        except UserError as error:
+            found.faults.append(error)
+            del found.classes[name]
+    return found
 
 
 def _algorithms(words: Sequence[str], trainer: str | None = None) -> Iterator[str]:
@@ -232,11 +264,24 @@ def _algorithms(words: Sequence[str], trainer: str | None = None) -> Iterator[st
             under = [policy for policy, rule in tried.items() if _runs(cls, rule)]
             fits = gives is None or {*asked_of_trainer(cls())} <= gives
             if fits and {*words} <= kinds[title] | {*under}:
-                year = re.search(r"year = \{(\d+)", entry(cls.paper))
-                line = f"  {name:16} {year[1] if year else '':4}  {', '.join(under):29} {summary(cls)}"
-                lines.append(line.rstrip())
+                lines.append(_row(name, cls, under))
         if lines:
             yield from ("", title, *lines)
+    lines = []
+    for name, (plugin, cls) in _added(CATALOGUE).classes.items():
+        needed = [f for f in types_of(cls) if f not in defaults_of(cls)]  # without them, it cannot be tried
+        under = [policy for policy, rule in tried.items() if not needed and _runs(cls, rule)]
+        fits = gives is None or (not needed and {*asked_of_trainer(cls())} <= gives)
+        if fits and {*words} <= {*under}:
+            lines.append(f"{_row(name, cls, under)} [{plugin.origin}]")
+    if lines:
+        yield from ("", "Of installed packages", *lines)
+
+
+def _row(name: str, cls: type[Algorithm], under: Sequence[str]) -> str:
+    """Return the line of a method, with the policies that it runs under."""
+    year = re.search(r"year = \{(\d+)", entry(cls.paper, cls))
+    return f"  {name:16} {year[1] if year else '':4}  {', '.join(under):29} {summary(cls)}".rstrip()
 
 
 def _gives(trainer: str) -> set[str]:
@@ -294,7 +339,7 @@ def shown(name: str) -> str:
         remedy = "is not a component: those are dataclasses, whose fields are their options"
         require(isinstance(cls, type) and dataclasses.is_dataclass(cls), "show", name, remedy)
         return describe(name, cls)
-    pages = [describe(name, cls) for cls in _components(name)]
+    pages = [describe(name, cls, origin) for cls, origin in _components(name).items()]
     found = keys(name)
     at = [key for key in found if key.path == name]
     if name == RUN:
@@ -307,7 +352,7 @@ def shown(name: str) -> str:
             _section_page(at[0], [key for key in found if key.path != name and is_in(key.path, name)])
         )
     if not pages:
-        names = [word for catalogue in _catalogues() for word in catalogue]
+        names = [word for catalogue in _catalogues() for word in catalogue.known()]
         raise UserError("show", name, _meant(name, keys(), [RUN, *dict.fromkeys(names)]))
     return "\n\n".join(pages)
 
@@ -330,26 +375,43 @@ def _meant(name: str, everything: Sequence[Key], others: Sequence[str]) -> str:
     return f"did you mean one of {', '.join(found[:FEW])}{more}?"
 
 
-def _catalogues() -> list[Mapping[str, type]]:
+def _catalogues() -> list[Registry[Any]]:
     return [*(c for group in LISTED.values() for c in group.values()), *CHOICES.values()]
 
 
-def _components(name: str) -> list[type]:
-    """Return all classes of a name, over all catalogues."""
-    return [*dict.fromkeys(catalogue[name] for catalogue in _catalogues() if name in catalogue)]
+def _components(name: str) -> dict[Any, str]:
+    """Return all classes of a name, over all catalogues, and the packages of those that are plug-ins."""
+    found = dict[Any, str]()
+    for catalogue in {id(one): one for one in _catalogues()}.values():
+        for fault in _added(catalogue, name).faults:
+            raise fault
+        if name in catalogue:
+            plugin = catalogue.plugin(name)
+            found[catalogue.load(name, "show")] = "" if plugin is None else plugin.origin
+    return found
+
+
+def catalogue_of(section: Key) -> Registry[Any] | None:
+    """Return the catalogue of a section; None for one without a choice, and for other keys."""
+    return next((c for c in CHOICES.values() if section.is_section and tuple(c) == section.choices), None)
 
 
 def _section_page(section: Key, below: list[Key]) -> str:
     """Return the page of a section: its keys, and its components with their keys."""
     own = [key for key in below if key.of == section.of]
     lines = [*_lines(section), *(line for key in own for line in _lines(key))]
-    catalogue = next((c for c in CHOICES.values() if tuple(c) == section.choices), {})
+    catalogue = catalogue_of(section)
+    if catalogue is None:
+        return "\n".join(lines)
     for name, cls in catalogue.items():
         lines += ["", f"{section.path}.name = {name}: {summary(cls)}"]
         if len(catalogue) <= FEW:
             mine = [key for key in below if key.of == name and key not in own]
             lines += [line for key in mine for line in _lines(key)]
-    if len(catalogue) > FEW:
+    added = _added(catalogue).classes.items()
+    for name, (plugin, cls) in added:
+        lines += ["", f"{section.path}.name = {name}: {summary(cls)} [{plugin.origin}]"]
+    if len(catalogue) > FEW or added:
         lines += ["", f"`mpifl show NAME` explains one, with its keys below {section.path}"]
     return "\n".join(lines)
 
@@ -379,14 +441,17 @@ def _sentence(text: str) -> str:
     return text if len(text) <= 110 else text.split(". ")[0].rstrip(".") + "."
 
 
-def describe(name: str, cls: type) -> str:
+def describe(name: str, cls: type, origin: str = "") -> str:
     """Return the page of a component: its docstring, fields, defaults and paper.
 
     Args:
         name: its name in its catalogue.
-        cls: its class.
+        cls: its class; of a callback also a function, or any object.
+        origin: package and version of a plug-in; empty for others.
     """
-    lines = [name, "=" * len(name), ""]
+    lines = [name, "=" * len(name), "", *([f"A plug-in: {origin}.", ""] if origin else [])]
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        return "\n".join([*lines, inspect.getdoc(cls) or ""])
     is_method = issubclass(cls, Algorithm)
     module = inspect.getdoc(sys.modules[cls.__module__])
     if is_method and module:
@@ -401,7 +466,7 @@ def describe(name: str, cls: type) -> str:
         default = repr(defaults[name]) if name in defaults else "required"
         lines.append(f"  {name}: {', '.join(choices_of(hint)) or type_text(hint)} = {default}")
     if issubclass(cls, Options) and cls.paper:
-        lines += ["", entry(cls.paper)]
+        lines += ["", entry(cls.paper, cls)]
     return "\n".join(lines)
 
 
@@ -454,13 +519,14 @@ def _properties(cls: type, definitions: dict[str, Schema]) -> dict[str, Schema]:
     return out
 
 
-def _choice(key: str, catalogue: Mapping[str, type], definitions: dict[str, Schema]) -> Schema:
+def _choice(key: str, catalogue: Registry[Any], definitions: dict[str, Schema]) -> Schema:
     """Return the schema of a section whose name selects a class; the base may give the name instead."""
     if catalogue is SOURCES:
         key = "source"  # of `public`, too
     if key not in definitions:
-        name = {"anyOf": [{"enum": [*catalogue]}, CLASS_PATH]}
-        own = {word: _properties(cls, definitions) for word, cls in catalogue.items()}
+        classes = {**catalogue, **{word: cls for word, (_, cls) in _added(catalogue).classes.items()}}
+        name = {"anyOf": [{"enum": [*classes]}, CLASS_PATH]}
+        own = {word: _properties(cls, definitions) for word, cls in classes.items()}
         first, *others = own.values()
         common = {at: one for at, one in first.items() if all(more.get(at) == one for more in others)}
         cases = [

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final, Literal
 
 from annotated_types import Ge, Interval, MinLen
 
-from mpifl.aggregation.collective_costs import COSTS, ByBytes
-from mpifl.aggregation.exchange_choice import EXCHANGES, OverMpi
+from mpifl.aggregation.collective_costs import ByBytes, Given, Measured
+from mpifl.aggregation.exchange_choice import Local, OverMpi
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import require
@@ -31,6 +31,7 @@ from mpifl.core.options import (
     ShareBelowOne,
     types_of,
 )
+from mpifl.core.registry import Registry
 from mpifl.core.task import Task
 from mpifl.core.textfiles import check_name
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, Drift
@@ -500,7 +501,11 @@ class Config(Options):
         return self.model.lora if isinstance(self.model, ModelOptions) else LoRA()
 
 
-CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
+COSTS: Registry[type[Options]] = Registry(
+    "", Options, {"bytes": ByBytes, "given": Given, "measured": Measured}
+)
+EXCHANGES: Registry[type[Options]] = Registry("", Options, {"mpi": OverMpi, "local": Local})
+CHOICES: dict[tuple[type, str], Registry[Any]] = {
     (Config, "algorithm"): CATALOGUE,
     (Config, "model"): MODELS,
     (Config, "task"): TASKS,

@@ -27,7 +27,7 @@ from mpifl.data import PoolFederation
 from mpifl.experiment.context import RunContext
 from mpifl.experiment.schema import GROUPS
 from mpifl.results.metrics import import_scipy_optimize
-from mpifl.results.trackers import TRACKERS
+from mpifl.results.trackers import CALLBACKS, Tracker
 from mpifl.runtime.server_step import MODEL_BLOCK
 from mpifl.simulation.policies import AsynchronousPolicy
 from mpifl.traffic.ledger import count_numbers
@@ -270,8 +270,9 @@ def _load_trackers(callbacks: Sequence[object]) -> None:
     """Import the libraries of trackers among the callbacks; in a run only the server imports them."""
     for entry in callbacks:
         name = entry.get("name") if isinstance(entry, Mapping) else entry
-        if isinstance(name, str) and name in TRACKERS:
-            import_module(TRACKERS[name].package)
+        kind = CALLBACKS.get(name) if isinstance(name, str) and ":" not in name else None
+        if isinstance(kind, type) and issubclass(kind, Tracker):
+            import_module(kind.package)
 
 
 def _train_on_one_batch(context: RunContext) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpifl.core.errors import Registry
+from mpifl.core.registry import Registry
 
 from .base import ModelOptions, ShapeModel, build_model, described, seeded_model
 from .lora import LoRA, adapters_of, check_adapted, checksum, count_whole, start_apart, starts_alike
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from .modules import Net
 
 MODELS: Registry[type[ModelOptions]] = Registry(
-    "mpifl.models",
+    "models",
+    ModelOptions,
     {
         "mlp": "mlp:MLP",
         "emdcfl_cnn": "cnn:EmdcflCNN",
@@ -48,13 +49,14 @@ MODELS: Registry[type[ModelOptions]] = Registry(
         "huggingface": "huggingface:HuggingFace",
         "custom": "user_module:Custom",
     },
+    "mpifl.models",
 )
 
 REPLAYED = ("mlp", "ifca_mlp", "lenet5")
 """Models whose replayed steps are known to have the bits of ordinary ones on a GPU (`test_cuda_graph.py`)."""
 
 AUTOENCODERS: Registry[type] = Registry(
-    "mpifl.models", {"flt_ae": "autoencoders:FltAE", "flt_ae_cifar": "autoencoders:FltAECifar"}
+    "", object, {"flt_ae": "autoencoders:FltAE", "flt_ae_cifar": "autoencoders:FltAECifar"}, "mpifl.models"
 )
 
 __all__ = [

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from mpifl.aggregation.update_filter import FilteredVisit, UpdateFilter
-from mpifl.core.errors import catalogue, require
+from mpifl.core.errors import require
 from mpifl.core.options import Options, PositiveFloat, ShareBelowOne
 from mpifl.core.parameters import VectorParts
+from mpifl.core.registry import Registry
 from mpifl.core.rng import Key
 from mpifl.core.types import Report
 from mpifl.traffic.encoding import base_of, rows_under
@@ -231,6 +232,8 @@ class AttackedUploads(UpdateFilter):
         return replace(report, vectors=vectors)
 
 
-ATTACKS: dict[str, type] = catalogue(
-    {"none": NoAttack, "label_flip": LabelFlip, "sign_flip": SignFlip, "scale": Scale, "noise": Noise}
+ATTACKS: Registry[type[Options]] = Registry(
+    "attacks",
+    Attack,
+    {"none": NoAttack, "label_flip": LabelFlip, "sign_flip": SignFlip, "scale": Scale, "noise": Noise},
 )

@@ -21,9 +21,10 @@ import torch
 from annotated_types import Interval
 
 from mpifl.aggregation.update_filter import UpdateFilter
-from mpifl.core.errors import MethodError, catalogue, require
+from mpifl.core.errors import MethodError, require
 from mpifl.core.options import NonNegativeFloat, Options, PositiveFloat, UnitInterval
 from mpifl.core.parameters import VectorParts
+from mpifl.core.registry import Registry
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Report
 
@@ -158,8 +159,8 @@ class LocalPrivacy(_Gaussian):
     """
 
 
-PRIVACIES: Mapping[str, type[Privacy]] = catalogue(
-    {"none": Privacy, "central": CentralPrivacy, "local": LocalPrivacy}
+PRIVACIES: Registry[type[Privacy]] = Registry(
+    "protections", Privacy, {"none": Privacy, "central": CentralPrivacy, "local": LocalPrivacy}
 )
 
 

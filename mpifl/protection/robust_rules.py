@@ -19,9 +19,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 from annotated_types import Interval
 
-from mpifl.core.errors import UserError, catalogue, name_of, require
+from mpifl.core.errors import UserError, name_of, require
 from mpifl.core.metric import least
 from mpifl.core.options import NonNegativeInt, Options, PositiveFloat, PositiveInt
+from mpifl.core.registry import Registry
 
 TOLERANCE = 1e-6  # of the mean distance to the uploads: a shorter step of the geometric median is the last
 LARGER = "use a larger cohort or buffer"
@@ -355,7 +356,9 @@ class GeometricMedian(DistanceRule):
         return np.asarray(share / share.sum())
 
 
-RULES: dict[str, type] = catalogue(
+RULES: Registry[type[Options]] = Registry(
+    "protections",
+    Rule,
     {
         "none": NoRule,
         "median": Median,
@@ -364,5 +367,5 @@ RULES: dict[str, type] = catalogue(
         "multi_krum": MultiKrum,
         "norm_bound": NormBound,
         "geometric_median": GeometricMedian,
-    }
+    },
 )

@@ -34,9 +34,10 @@ from annotated_types import Ge, Interval, MultipleOf
 from mpifl.aggregation import exact_sum
 from mpifl.aggregation.update_filter import PlannedStep, UpdateFilter
 from mpifl.core import devices
-from mpifl.core.errors import MethodError, UserError, catalogue
+from mpifl.core.errors import MethodError, UserError
 from mpifl.core.options import Options, PositiveShare, ShareBelowOne
 from mpifl.core.plan import Mixing, Plan, with_statistics_apart
+from mpifl.core.registry import Registry
 from mpifl.core.rng import Key
 from mpifl.core.types import Report
 
@@ -371,7 +372,7 @@ class MaskedSums(SecureConfig):
         return ceil(self.bits * numbers / 8)
 
 
-SECURE: Mapping[str, type[SecureConfig]] = catalogue({"none": SecureConfig, "masks": MaskedSums})
+SECURE: Registry[type[SecureConfig]] = Registry("", SecureConfig, {"none": SecureConfig, "masks": MaskedSums})
 
 
 class Booking(NamedTuple):

@@ -29,7 +29,7 @@ from mpifl.core.imports import load_object
 from mpifl.supervision.logging import warn
 
 from .run_events import STOP
-from .trackers import TRACKERS
+from .trackers import CALLBACKS, Tracker
 
 KEY = "output.callbacks"
 HOOKS = ("on_start", "on_round", "on_evaluation", "on_end", "on_stop")
@@ -173,7 +173,7 @@ def check_entries(entries: Sequence[Any]) -> None:
     """
     for entry in entries:
         name, found, options = _found(entry)
-        if name in TRACKERS:
+        if _is_tracker(found):
             _make(name, found, options)
         elif isinstance(found, type) or not options:  # what a function returns is known only after the call
             _check_hooks(name, found)
@@ -226,14 +226,16 @@ def _title(callback: Any) -> str:
 
 def _found(entry: Any) -> tuple[str, Any, dict[str, Any]]:
     """Return the name of an entry, its class or object, and its options."""
-    known = f"name one of {', '.join(TRACKERS)}, or package.module:Name, or a mapping with name and options"
+    known = "name one of {}, or package.module:Name, or a mapping with name and options"
     tree = {"name": entry} if isinstance(entry, str) else entry
-    require(isinstance(tree, Mapping) and isinstance(tree.get("name"), str), KEY, entry, known)
+    if not (isinstance(tree, Mapping) and isinstance(tree.get("name"), str)):
+        raise UserError(KEY, entry, known.format(", ".join(CALLBACKS.known())))
     name, options = tree["name"], {str(k): v for k, v in tree.items() if k != "name"}
-    require(":" in name or name in TRACKERS, KEY, name, known)
-    found = load_object(name, KEY) if ":" in name else TRACKERS[name]
-    if name in TRACKERS:
-        TRACKERS[name].require_package()
+    if ":" not in name and name not in CALLBACKS:
+        raise UserError(KEY, name, known.format(", ".join(CALLBACKS.known())))
+    found = load_object(name, KEY) if ":" in name else CALLBACKS.load(name, KEY)
+    if _is_tracker(found):
+        found.require_package()
     if options or isinstance(found, type):
         require(callable(found), KEY, name, "takes no options; name a class or a function")
         try:
@@ -244,6 +246,11 @@ def _found(entry: Any) -> tuple[str, Any, dict[str, Any]]:
         except ValueError:  # a class without a signature
             pass
     return name, found, options
+
+
+def _is_tracker(found: Any) -> bool:
+    """Return whether a class logs to an experiment tracker, whose library may be missing."""
+    return isinstance(found, type) and issubclass(found, Tracker)
 
 
 def _as_asked(found: Any, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from mpifl.core import instructions, torch_state
 from mpifl.core.errors import first_of
 from mpifl.kernels import bindings
 
-CODE, OWN = "code", "own_code"
-CODES = (CODE, OWN)  # these can change more than the last bits
+CODE, OWN, PLUGINS = "code", "own_code", "plugins"
+CODES = (CODE, OWN, PLUGINS)  # these can change more than the last bits
 ENDED = "ended"  # entry of a run that ended where its settings do not say, see `ended`
 EARLIER = "earlier"  # entry of a run that was resumed with another identity, see `resumed`
 PACKAGES = (  # packages that compute numbers; UMAP uses the last two
@@ -128,8 +128,8 @@ def with_replaced(found: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_machine(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of an identity that do not depend on options, the user's code, and `EARLIER`."""
-    return {name: found[name] for name in (*MACHINE, OWN, EARLIER, ENDED) if name in found}
+    """Return the entries of an identity that do not depend on options, foreign code, and `EARLIER`."""
+    return {name: found[name] for name in (*MACHINE, OWN, PLUGINS, EARLIER, ENDED) if name in found}
 
 
 def identity(options: Mapping[str, Any], machines: Sequence[Mapping[str, str]]) -> dict[str, Any]:
@@ -188,14 +188,15 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 def describe_differences(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return a line for each entry in which the identities of runs differ.
 
-    Hashes of the user's own code are left out: they differ between methods, just as options do.
+    Hashes of the user's own code and of plug-ins are left out: they differ between methods, as options do.
 
     Args:
         found: name of the run -> its identity.
     """
     first = next(iter(found.values()), {})
-    names = dict.fromkeys(name for one in found.values() for name in differences(first, one) if name != OWN)
-    return [f"{name}: {_kinds((run, one.get(name)) for run, one in found.items())}" for name in names]
+    names = dict.fromkeys(name for one in found.values() for name in differences(first, one))
+    shown = [name for name in names if name not in (OWN, PLUGINS)]
+    return [f"{name}: {_kinds((run, one.get(name)) for run, one in found.items())}" for name in shown]
 
 
 @dataclass(frozen=True)
@@ -231,16 +232,18 @@ def describe_origins(found: Mapping[str, Origin]) -> list[str]:
 def describe_inputs(found: Mapping[str, Origin]) -> list[str]:
     """Return a line for each input in which runs differ that should have the same one.
 
-    Runs of one configuration should have the same code and files of the user. Runs with the same data
-    settings should have the same samples and files, and with the same data seed also the same split.
+    Runs of one configuration should have the same plug-ins, and the same code and files of the user. Runs
+    with the same data settings should have the same samples and files, and with the same data seed also the
+    same split.
 
     Args:
         found: name of the run -> its origin.
     """
     runs = found.items()
-    lines = _unlike(
-        f"{OWN} (in one configuration)", ((o.configuration, run, o.identity.get(OWN)) for run, o in runs)
-    )
+    lines = list[str]()
+    for name in (OWN, PLUGINS):
+        codes = [(o.configuration, run, o.identity.get(name)) for run, o in runs]
+        lines += _unlike(f"{name} (in one configuration)", codes)
     for key in dict.fromkeys(key for _, o in runs for key in o.files):
         values = [(o.configuration, run, o.files.get(key)) for run, o in runs]
         lines += _unlike(f"file of {key} (in one configuration)", values)

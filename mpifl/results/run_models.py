@@ -165,8 +165,8 @@ def _described(tree: Mapping[str, Any]) -> Any:
     """Return the model options that a section `model` describes."""
     name = str(tree["name"])
     if ":" not in name and name not in MODELS:
-        raise UserError("model.name", name, f"unknown name; {nearest(name, list(MODELS))}")
-    cls = load_object(name, "model.name") if ":" in name else MODELS[name]
+        raise UserError("model.name", name, f"unknown name; {nearest(name, MODELS.known())}")
+    cls = load_object(name, "model.name") if ":" in name else MODELS.load(name, "model.name")
     options = {k: v for k, v in _options(tree).items() if k != "name"}
     if issubclass(cls, ModelOptions) and isinstance(lora := options.get("lora"), Mapping):
         options["lora"] = LoRA(**_options(lora))

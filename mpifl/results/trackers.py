@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from mpifl.core.files import try_lock, write_atomically
 from mpifl.core.optional_packages import need_package
 from mpifl.core.options import Options
+from mpifl.core.registry import Registry
 from mpifl.core.textfiles import flat
 
 from .reader import read_rows
@@ -360,7 +361,9 @@ class MLflow(Tracker):
         self._client, self._id = None, ""
 
 
-TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+CALLBACKS: Registry[Any] = Registry(
+    "callbacks", object, {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+)
 
 
 @contextmanager

@@ -18,8 +18,9 @@ from typing import Annotated, Literal
 import numpy as np
 from annotated_types import MinLen
 
-from mpifl.core.errors import catalogue, name_of, require
+from mpifl.core.errors import name_of, require
 from mpifl.core.options import FinitePositive, NonNegativeFloat, Options, PositiveFloat, UnitInterval
+from mpifl.core.registry import Registry
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import csv_file, is_file
 from mpifl.core.units import ENDINGS, quantity
@@ -473,4 +474,6 @@ def changed(link: LinkRates, up: float | None, down: float | None, latency_s: fl
     )
 
 
-DEVICES: dict[str, type[Devices]] = catalogue({"alike": Alike, "measured": Measured, "classes": Classes})
+DEVICES: Registry[type[Devices]] = Registry(
+    "devices", Devices, {"alike": Alike, "measured": Measured, "classes": Classes}
+)

@@ -21,8 +21,9 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from mpifl.comm.liveness import wait_until
-from mpifl.core.errors import catalogue, require
+from mpifl.core.errors import require
 from mpifl.core.options import NonNegativeFloat, Options
+from mpifl.core.registry import Registry
 from mpifl.core.rng import Key
 from mpifl.traffic.ledger import Moves
 
@@ -154,7 +155,9 @@ class Replay(ClockConfig):
         return f"times are those of {self.trace}, not of delay, network, availability and newcomers; {left}"
 
 
-CLOCKS: dict[str, type[ClockConfig]] = catalogue({"virtual": VirtualTime, "wall": WallTime, "replay": Replay})
+CLOCKS: Registry[type[ClockConfig]] = Registry(
+    "clocks", ClockConfig, {"virtual": VirtualTime, "wall": WallTime, "replay": Replay}
+)
 
 
 class Clock(ABC):

@@ -12,8 +12,9 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Interval, MinLen
 
-from mpifl.core.errors import catalogue, require
+from mpifl.core.errors import require
 from mpifl.core.options import FiniteNonNegative, FinitePositive, NonNegativeFloat, Options
+from mpifl.core.registry import Registry
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import check_per_client, read_per_client
 
@@ -212,7 +213,9 @@ class Loaded(Delay):
         return self.training.seconds(client, visit, key) * self.load(client, visit)
 
 
-DELAYS: dict[str, type[Delay]] = catalogue(
+DELAYS: Registry[type[Delay]] = Registry(
+    "delays",
+    Delay,
     {
         "constant": Constant,
         "uniform": Uniform,
@@ -221,5 +224,5 @@ DELAYS: dict[str, type[Delay]] = catalogue(
         "lognormal": LogNormal,
         "tiers": Tiers,
         "measured": Measured,
-    }
+    },
 )

@@ -11,8 +11,9 @@ from typing import Annotated, Literal
 
 from annotated_types import MinLen
 
-from mpifl.core.errors import catalogue, require
+from mpifl.core.errors import require
 from mpifl.core.options import FiniteNonNegative, NonNegativeFloat, Options, PositiveFloat
+from mpifl.core.registry import Registry
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import check_per_client, read_per_client
 
@@ -307,7 +308,9 @@ def _links(file: str) -> dict[int, list[LinkRates]]:
     return read_per_client(file, "network.file", "links", needs, parse)
 
 
-NETWORKS: dict[str, type[Network]] = catalogue(
+NETWORKS: Registry[type[Network]] = Registry(
+    "networks",
+    Network,
     {
         "links": Links,
         "wireless-slow": WirelessSlow,
@@ -315,5 +318,5 @@ NETWORKS: dict[str, type[Network]] = catalogue(
         "wired": Wired,
         "tiers": NetworkTiers,
         "trace": NetworkTrace,
-    }
+    },
 )

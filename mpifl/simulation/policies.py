@@ -23,7 +23,7 @@ from mpifl.core.capabilities import (
     upload_named,
     uses,
 )
-from mpifl.core.errors import UserError, catalogue, name_of, require
+from mpifl.core.errors import UserError, name_of, require
 from mpifl.core.federation import Federation
 from mpifl.core.options import (
     FiniteNonNegative,
@@ -36,6 +36,7 @@ from mpifl.core.options import (
     Remedy,
     UnitInterval,
 )
+from mpifl.core.registry import Registry
 from mpifl.core.rng import Key
 
 from .availability import LEAST_S
@@ -758,7 +759,9 @@ class DrawnStaleness(OneUploadPolicy):
         return max(0, step - key.of("staleness", step).below(self.most + 1))
 
 
-POLICIES: dict[str, type[Policy]] = catalogue(
+POLICIES: Registry[type[Policy]] = Registry(
+    "policies",
+    Policy,
     {
         "rounds": Synchronous,
         "over_selection": OverSelection,
@@ -769,5 +772,5 @@ POLICIES: dict[str, type[Policy]] = catalogue(
         "waves": Waves,
         "client_decides": ClientDecides,
         "drawn_staleness": DrawnStaleness,
-    }
+    },
 )

@@ -17,9 +17,10 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Interval
 
-from mpifl.core.errors import UserError, catalogue, require
+from mpifl.core.errors import UserError, require
 from mpifl.core.federation import Federation
 from mpifl.core.options import FinitePositive, Options, PositiveInt, UnitInterval
+from mpifl.core.registry import Registry
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import check_per_client, read_per_client
 
@@ -220,6 +221,8 @@ class _LastCycle(Delay):
         return self.work.seconds(client, self.cycle(client, visit), key)
 
 
-UPLOAD_TRIGGERS: dict[str, type[UploadTrigger]] = catalogue(
-    {"one_each_step": OneEachStep, "when_done": WhenDone, "rates": PoissonRates, "drift": Drift}
+UPLOAD_TRIGGERS: Registry[type[UploadTrigger]] = Registry(
+    "uploads",
+    UploadTrigger,
+    {"one_each_step": OneEachStep, "when_done": WhenDone, "rates": PoissonRates, "drift": Drift},
 )

@@ -56,7 +56,9 @@ def script(shell: str, commands: Mapping[str, Sequence[str]]) -> str:
     paths = [*dict.fromkeys(key.path for key in every)]
     chosen: dict[str, list[str]] = {}
     for key in every:
-        values = key.choices or (("true", "false") if key.type == "bool" else ())
+        catalogue = reference.catalogue_of(key)
+        values = key.choices if catalogue is None else catalogue.known()
+        values = values or (("true", "false") if key.type == "bool" else ())
         ends = (f"--{key.path}", f"--{key.path}.name") if key.is_section else (f"--{key.path}",)
         for option in ends if values else ():
             chosen.setdefault(option, [])
@@ -66,7 +68,8 @@ def script(shell: str, commands: Mapping[str, Sequence[str]]) -> str:
         words = [word for word in arguments if word.startswith("-")]
         words += [f"--{path}" for path in paths] if "CONFIG" in arguments else []
         options.append(_case(name, words, 12))
-    shown = [*paths, *dict.fromkeys(value for key in every if key.is_section for value in key.choices)]
+    catalogues = filter(None, map(reference.catalogue_of, every))
+    shown = [*paths, *dict.fromkeys(value for catalogue in catalogues for value in catalogue.known())]
     names = {
         "show": [reference.RUN, *shown],
         "list": reference.kinds(),

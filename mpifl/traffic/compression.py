@@ -16,9 +16,10 @@ import torch
 from annotated_types import Interval
 
 from mpifl.aggregation.update_filter import FilteredVisit, UpdateFilter
-from mpifl.core.errors import catalogue, require
+from mpifl.core.errors import require
 from mpifl.core.options import Options, PositiveInt, PositiveShare
 from mpifl.core.parameters import VectorParts, put, put_, take, width
+from mpifl.core.registry import Registry
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Report
 
@@ -190,8 +191,10 @@ def _buckets(x: torch.Tensor, size: int) -> torch.Tensor:
     return out.reshape(-1, size)
 
 
-COMPRESSIONS: dict[str, type[Compression]] = catalogue(
-    {"none": Uncompressed, "top_k": TopK, "random_k": RandomK, "qsgd": QSGD, "int8": Int8}
+COMPRESSIONS: Registry[type[Compression]] = Registry(
+    "compressions",
+    Compression,
+    {"none": Uncompressed, "top_k": TopK, "random_k": RandomK, "qsgd": QSGD, "int8": Int8},
 )
 
 

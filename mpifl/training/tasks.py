@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mpifl.core.errors import catalogue, require
+from mpifl.core.errors import require
 from mpifl.core.federation import (
     CLASSES,
     IGNORED,
@@ -27,6 +27,7 @@ from mpifl.core.federation import (
 )
 from mpifl.core.metric import ACCURACY, METRICS, Metric
 from mpifl.core.options import NonNegativeInt
+from mpifl.core.registry import Registry
 from mpifl.core.rng import Key
 from mpifl.core.task import Sums, Task
 
@@ -550,7 +551,9 @@ def _mean_ratio(part: np.ndarray, whole: np.ndarray) -> float:
     return float((part[there] / whole[there]).mean()) if there.any() else float("nan")
 
 
-TASKS: dict[str, type[Task]] = catalogue(
+TASKS: Registry[type[Task]] = Registry(
+    "tasks",
+    Task,
     {
         "classification": Classification,
         "multi_label": MultiLabel,
@@ -559,5 +562,5 @@ TASKS: dict[str, type[Task]] = catalogue(
         "masked_token": MaskedToken,
         "token_classification": TokenClassification,
         "segmentation": Segmentation,
-    }
+    },
 )

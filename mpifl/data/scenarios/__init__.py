@@ -1,10 +1,11 @@
 """Scenarios: how samples are spread over clients. `SCENARIOS` maps the values of `scenario.name`."""
 
-from mpifl.core.errors import Registry
+from mpifl.core.registry import Registry
 from mpifl.data.scenario import Scenario
 
 SCENARIOS: Registry[type[Scenario]] = Registry(
-    "mpifl.data.scenarios",
+    "scenarios",
+    Scenario,
     {
         "iid": "usual:Iid",
         "dirichlet": "usual:Dirichlet",
@@ -38,6 +39,7 @@ SCENARIOS: Registry[type[Scenario]] = Registry(
         "ccfl": "drift:Ccfl",
         "fedcuau": "fedcuau:FedCuau",
     },
+    "mpifl.data.scenarios",
 )
 
 __all__ = ["SCENARIOS", "Scenario"]

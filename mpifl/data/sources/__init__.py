@@ -1,10 +1,11 @@
 """Sources of samples. `SOURCES` maps the values of `source.name`."""
 
-from mpifl.core.errors import Registry
+from mpifl.core.registry import Registry
 from mpifl.data.sources.base import Source
 
 SOURCES: Registry[type[Source]] = Registry(
-    "mpifl.data.sources",
+    "sources",
+    Source,
     {
         "digits": "scikit:Digits",
         "mnist": "idx:Mnist",
@@ -33,6 +34,7 @@ SOURCES: Registry[type[Source]] = Registry(
         "shapes": "shapes:Shapes",
         "text": "text:Text",
     },
+    "mpifl.data.sources",
 )
 
 __all__ = ["SOURCES", "Source"]

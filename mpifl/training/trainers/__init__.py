@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from mpifl.core.errors import Registry
+from mpifl.core.registry import Registry
 from mpifl.core.trainer import LocalTrainer
 
 TRAINERS: Registry[type[LocalTrainer]] = Registry(
-    "mpifl",
+    "trainers",
+    LocalTrainer,
     {
         "own": "core.trainer:OwnLoop",
         "torch": "training.trainers.pytorch:Torch",
         "lightning": "training.trainers.lightning:Lightning",
         "sklearn": "training.trainers.scikit:Sklearn",
     },
+    "mpifl",
 )
