@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 PREFIX = "mpifl."  # of the groups
 NAME = re.compile(r"[A-Za-z]\w*(-\w+)*")
+GROUP = re.compile(r"^\[(mpifl\.\w+)\]", re.MULTILINE)
+EXTRAS = re.compile(r"\s*\[[\w\s,-]*\]$")  # of the package that an entry point asks for, after the path
 PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 NO_CODE = re.compile(
     r"\.(dist|egg)-info$|^__pycache__$|^__editable__|\.pth$|\.py[co]$|^\.\.$"
@@ -114,10 +116,7 @@ def _changed(folder: str) -> int:
 @lru_cache(maxsize=1)
 def _found(places: tuple[tuple[str, int], ...]) -> Mapping[str, Mapping[str, Plugin]]:
     """Return group -> name -> plug-in of the packages in the folders of `sys.path`."""
-    from importlib.metadata import (  # longer than a run without plug-ins should wait
-        distribution,
-        distributions,
-    )
+    from importlib.metadata import distribution, distributions  # 100 ms, which only plug-ins need
 
     out: dict[str, dict[str, Plugin]] = {}
     known = set[str]()
@@ -127,13 +126,17 @@ def _found(places: tuple[tuple[str, int], ...]) -> Mapping[str, Mapping[str, Plu
             continue
         known.add(one.name)
         first = distribution(one.name)  # of several versions on the path, the one that is imported
-        for entry in first.entry_points:
-            if entry.group.startswith(PREFIX):
-                names = out.setdefault(entry.group.removeprefix(PREFIX), {})
-                before = names.get(entry.name)
+        try:
+            entries = [(entry.group, entry.name, entry.value) for entry in first.entry_points]
+        except Exception:  # no such file: a name that tells the package, and cannot be loaded
+            entries = [(group, first.name, text) for group in GROUP.findall(text)]
+        for group, name, value in entries:
+            if group.startswith(PREFIX):
+                names = out.setdefault(group.removeprefix(PREFIX), {})
+                before = names.get(name)
                 rivals = () if before is None else (before.origin, *before.rivals)
-                path = entry.value.partition("[")[0].strip()
-                names[entry.name] = Plugin(entry.name, path, first.name, first.version, first, rivals)
+                path = EXTRAS.sub("", value)
+                names[name] = Plugin(name, path, first.name, first.version, first, rivals)
     return out
 
 

@@ -406,6 +406,11 @@ def class_of(catalogue: Registry[Any], name: str, key: str) -> type:
         missing = ", ".join(f"`{hook}`" for hook in sorted(getattr(cls, "__abstractmethods__", ())))
         require(not missing, key, name, f"does not define {missing}, which it needs; add it")
         _check_kind(cls, catalogue.kind, key, name)
+        try:
+            types_of(cls)
+        except Exception as error:  # an annotation is any expression
+            what = f"{type(error).__name__}: {error}"
+            raise UserError(key, name, f"has a field whose type cannot be read: {what}") from error
     found: type = cls
     return found
 

@@ -31,7 +31,7 @@ def rank(
     return {
         **{"host": f"host{node}", "node": node, "local_rank": 0, "device": "cpu", "visible_gpus": "0,1"},
         **{"cpus": cpus, "threads": threads, "gpus": [*gpus], "gpu": gpu, "mps": mps, "start_s": {}},
-        **{"pid": 1, "own_code": own},
+        **{"pid": 1, "own_code": own, "plugins": ""},
         "machine": {"device": "cpu", "processor": "P", "instructions": uses, "kernels": loops, "code": code},
     }
 
@@ -130,9 +130,9 @@ def test_a_rank_makes_its_gpu_the_current_one_and_counts_its_peak_anew(monkeypat
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", counted.append)
     transport = Single()
     transport.device_rank = 3
-    monkeypatch.setattr(experiment, "place", lambda transport, device, own: {})
+    monkeypatch.setattr(experiment, "place", lambda transport, device, own, plugins: {})
     system = SystemConfig(deterministic=False)
-    assert experiment.take_resources(system, "float32", "", transport).device == "cuda:1"
+    assert experiment.take_resources(system, "float32", ("", ""), transport).device == "cuda:1"
     assert chosen == counted == ["cuda:1"]
 
 

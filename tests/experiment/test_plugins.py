@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from support.packages import METHOD, install, install_slow
 
+import mpifl
 from mpifl.cli import main
 from mpifl.comm.mpi_startup import mpirun
 from mpifl.comm.single import Single
@@ -179,6 +182,11 @@ BROKEN = {
     "name": ({"mine": "broken:Mine"}, "class Mind: pass\n", "broken has no 'Mine'; did you mean 'Mind'?"),
     "path": ({"mine": "broken"}, "", "an entry point is name = package.module:Class"),
     "kind": ({"mine": "broken:Mine"}, "class Mine: pass\n", "is not a dataclass"),
+    "type": (
+        {"mine": "broken:Mine"},
+        METHOD.replace("PositiveShare = 0.5", "'PositiveShore' = 0.5").replace("Slow", "Mine"),
+        "has a field whose type cannot be read: NameError: name 'PositiveShore'",
+    ),
     "exit": ({"mine": "broken:Mine"}, "raise SystemExit(3)\n", "cannot be imported: SystemExit"),
 }
 
@@ -196,13 +204,24 @@ def test_a_broken_plug_in_costs_only_those_who_use_or_list_it(kind, here, capsys
         assert code == 2, words
         assert err.count("\n") == 1
         assert part in err
-    assert "broken 1" in err or kind == "kind"
+    assert "broken 1" in err or kind in ("kind", "type")
     assert said(capsys, "run", TINY, *SHORT)[0] == 0
     assert said(capsys, "show", "fedavg")[0] == 0
     assert said(capsys, "schema")[0] == 0
     code, _, err = said(capsys, "run", TINY, "--algorithm.name", "min", *SHORT)
     assert code == 2
     assert "did you mean 'mine'?" in err
+
+
+def test_a_file_of_entry_points_that_is_none_is_told_where_its_group_is_listed(here, capsys):
+    folder = install(here, "broken", "1", {"algorithms": {}}, {})
+    (folder / "broken-1.dist-info" / "entry_points.txt").write_text("[mpifl.algorithms]\nmine\n")
+    code, out, err = said(capsys, "list", "algorithms")
+    assert code == 2
+    assert "fedavg" in out
+    assert err.count("\n") == 1
+    assert "the package broken 1 declares '[mpifl.algorithms]" in err
+    assert said(capsys, "list", "models")[0] == 0
 
 
 def test_metadata_are_read_only_for_a_name_that_mpifl_lacks(monkeypatch):
@@ -299,3 +318,33 @@ def test_each_group_gives_its_section_a_class(here, capsys):
     code, _, err = said(capsys, "run", TINY, *SHORT, "--privacy", "middle")
     assert code == 2
     assert "privacy.name = 'middle': is not a subclass of mpifl.protection.privacy.Privacy" in err
+
+
+def test_the_package_of_the_page_has_the_name_that_the_page_uses(here, capsys):
+    """The commands after pip, as the page gives them; the run is cut short."""
+    page = (Path(mpifl.__file__).parents[1] / "docs" / "extending.md").read_text()
+    blocks = re.findall(r"^<!-- test: (\S+) -->\n+```\w*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    project = tomllib.loads(dict(blocks)["pyproject.toml"])["project"]
+    groups = {group.removeprefix("mpifl."): names for group, names in project["entry-points"].items()}
+    files = {"slowly.py": dict(blocks)["slowly.py"]}
+    install(here, project["name"], project["version"], groups, files)
+    (commands,) = re.findall(r"^```bash\npip install ./slowly.*?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    said_by = {}
+    for line in commands.splitlines():
+        words = shlex.split(line, comments=True)[1:]
+        short = {"run": ["--rounds", "1", "--model.name", "mlp", "-q"], "check": ["--ranks", "1"]}
+        code, said_by[words[0]], err = said(capsys, *words, *short.get(words[0], []))
+        assert code == 0, err
+    (row,) = re.findall(r"ends with: (.*)$", commands, re.MULTILINE)
+    first, last = (part.split() for part in row.split("..."))
+    line = said_by["list"].splitlines()[-1].split()
+    assert line[: len(first)] == first
+    assert line[-len(last) :] == last
+    assert "FAIL" not in said_by["check"]
+    assert "@misc{doe2026slow" in said_by["cite"]
+    groups = {
+        word
+        for row in re.findall(r"^\| (`mpifl\..*?) \|", page, re.MULTILINE)
+        for word in re.findall(r"\.(\w+)`", row)
+    }
+    assert groups == {catalogue.group for catalogue in (*CHOICES.values(), CALLBACKS) if catalogue.group}
