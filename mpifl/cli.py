@@ -543,11 +543,11 @@ def bench(transport: Transport, args: argparse.Namespace) -> None:
 
 
 @command(
-    KIND={"help": "method, model, data, scenario or sweep"},
+    KIND={"help": "method, model, data, scenario, sweep or plugin"},
     NAME={"nargs": "?", "default": "", "help": "of the class, such as MyMethod; the file is my_method.py"},
 )
 def init(transport: Transport, args: argparse.Namespace) -> None:
-    """Write a starter file, which runs at once: a method, model, data set, scenario or sweep."""
+    """Write a starter file, which runs at once: a method, model, data set, scenario, sweep; or a plug-in."""
     from mpifl.comm.transport import on_server
     from mpifl.tools import starter_files
 
@@ -567,11 +567,11 @@ def launch(transport: Transport, args: argparse.Namespace) -> None:
 
 
 @command(
-    METHOD={"help": "a method or a trainer: file.py:Class or package.module:Class"},
+    METHOD={"help": "a method, trainer or compression: its name, file.py:Class or package.module:Class"},
     ranks={"type": int, "default": 3, "metavar": "P", "help": "ranks of the trial under MPI (default: 3)"},
 )
 def check(transport: Transport, args: argparse.Namespace) -> int:
-    """Test your own method or trainer in small runs: does it repeat, over ranks, with the bytes foretold?"""
+    """Test your own method, trainer or codec in small runs: does it repeat, over ranks, with known bytes?"""
     from mpifl.tools import method_check
 
     require(transport.size == 1, "check", transport.size, "starts mpirun itself: start it without one")

@@ -74,7 +74,7 @@ def script(shell: str, commands: Mapping[str, Sequence[str]]) -> str:
         "show": [reference.RUN, *shown],
         "list": reference.kinds(),
         "docs": [*documentation.pages()],
-        "init": [*starter_files.TEMPLATES],
+        "init": [*starter_files.KINDS],
         "launch": [*starter_files.JOB_SCRIPTS],
         "completion": [*HEADS],
     }

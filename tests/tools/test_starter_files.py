@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
+import tomllib
 
 import pytest
 
@@ -53,6 +57,39 @@ def test_the_method_that_is_written_is_fedavg_with_one_cluster(here):
     assert len(digests) == 1
 
 
+def test_a_package_has_the_names_that_were_given_everywhere(here):
+    said = init("plugin", "LossGroups", here)
+    written = {str(path.relative_to(here)): path for path in here.rglob("*") if path.is_file()}
+    assert {*written} == {
+        *("loss_groups/pyproject.toml", "loss_groups/README.md", "loss_groups/tests/test_loss_groups.py"),
+        *(f"loss_groups/loss_groups/{name}" for name in ("__init__.py", "method.py", "codec.py")),
+        "loss_groups/loss_groups/papers.bib",
+    }
+    texts = "\n".join(path.read_text() for path in written.values())
+    assert "my_plugin" not in texts
+    assert "MyPlugin" not in texts
+    entries = tomllib.loads(written["loss_groups/pyproject.toml"].read_text())["project"]["entry-points"]
+    assert entries == {
+        "mpifl.algorithms": {"loss_groups": "loss_groups.method:LossGroups"},
+        "mpifl.compressions": {"loss_groups_codec": "loss_groups.codec:LossGroupsCodec"},
+    }
+    assert "mpifl check loss_groups" in said
+
+
+@pytest.mark.nightly
+def test_a_package_is_installed_and_passes_its_own_tests(here):
+    init("plugin", "LossGroups", here)
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--quiet", "--target", "site", "./loss_groups"], check=True)
+    path = os.pathsep.join([str(here / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "loss_groups/tests"]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert "4 passed" in done.stdout
+
+
 @pytest.mark.parametrize("name", ["MyMethod", "my_method", "FedX2", ""])
 def test_names_of_class_and_file_follow_from_either(name, here):
     said = init("method", name, here)
@@ -74,6 +111,8 @@ def test_nothing_is_overwritten_and_bad_names_are_refused(here):
         ("scenario", "Rotate", "Rotate has another meaning in that file"),
         ("model", "Torch", r"a file torch.py would hide the module torch"),
         ("data", "2fast", "use letters, digits and underscores"),
+        ("plugin", "ifca", "mpifl has a method of that name"),
+        ("plugin", "Torch", "would hide the module torch"),
     ]:
         with pytest.raises(UserError, match=re.escape(part)):
             init(kind, name, here)

@@ -1,0 +1,1 @@
+"""MyPlugin: a clustered method and a codec for mpifl."""
