@@ -142,7 +142,7 @@ class FedFomo(Algorithm):
         d, M, ucfl = run.problem.layout.size, self.num_models, self.variant == "ucfl"
         visits = max(run.num_rounds - 1 - ucfl, 0) * run.num_sampled
         averages = run.num_sampled * (ucfl and run.num_rounds > 1)
-        down = visits * run.message_bytes(M * d, M) + averages * run.message_bytes(d)
+        down = visits * run.row_bytes("model", d, M) + averages * run.row_bytes("model", d, 1)
         return down, visits * run.message_bytes(M, note=True, named_rows=int(M > 1))
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:

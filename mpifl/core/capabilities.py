@@ -67,6 +67,7 @@ class PlannedRun:
         sizes: samples for training, validation and test of each client, int64 [N, 3].
         message_bytes: (numbers, messages=1, note=False, named_rows=0) -> bytes of so many messages, which
             hold so many numbers and name so many of the rows that compressed uploads are relative to.
+        row_bytes: (table, width, rows) -> bytes of downloaded rows, which may be compressed.
         client: a client that takes no steps when it trains.
     """
 
@@ -76,6 +77,7 @@ class PlannedRun:
     cohort: Callable[[int], np.ndarray]
     sizes: np.ndarray
     message_bytes: Callable[..., int]
+    row_bytes: Callable[[str, int, int], int]
     client: Client
 
     def cohorts(self) -> Iterator[np.ndarray]:

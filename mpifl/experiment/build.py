@@ -727,7 +727,7 @@ def build_server_step(
                 finetune_epochs=config.evaluation.finetune_epochs,
                 updates=config.output.updates,
             ),
-            payload=config.payload,
+            payload=context.payload,
             stack=decisions.stack,
             hosts_groups=system.hosting == GROUPS,
             drops=config.on_client_error == DROP,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from mpifl.comm.transport import Transport
+from mpifl.core.algorithm import vector_parts
 from mpifl.core.federation import Federation
 from mpifl.core.rng import Key, key
 from mpifl.core.types import ProblemInfo
@@ -21,6 +22,7 @@ from mpifl.simulation.clock import Clock
 from mpifl.simulation.durations import VisitDuration
 from mpifl.simulation.policies import Policy
 from mpifl.simulation.sampling import Sampler
+from mpifl.traffic.payload import NumberFormat
 from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner
 from mpifl.training.precision import FLOAT32
@@ -123,6 +125,11 @@ class RunContext(Parts):
     def system_key(self) -> Key:
         """The random key of cohorts, delays and absences."""
         return key(self.config.seed.system)
+
+    @property
+    def payload(self) -> NumberFormat:
+        """The form of messages, with the sizes of rows."""
+        return self.config.payload.sent(vector_parts(self.config.algorithm, self.problem.layout))
 
     @property
     def sampler(self) -> Sampler:

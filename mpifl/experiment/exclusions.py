@@ -48,6 +48,9 @@ ROUNDING = Feature(
 COMPRESSION = Feature(
     "payload", "payload.compression", lambda p: name_of(p.compression) if p.compresses else None
 )
+DOWNLOADS = Feature(
+    "payload", "payload.downloads", lambda p: name_of(p.downloads) if p.compresses_downloads else None
+)
 RULE = Feature("robust", "robust.name", _named(Rule))
 RANKS = Feature("model", "model.lora.ranks", lambda m: str(_lora(m).ranks) if _lora(m).ranks else None)
 PRODUCTS = Feature(
@@ -56,17 +59,24 @@ PRODUCTS = Feature(
 
 LONGER = "rounding and compression after clipping make updates longer; leave it out"
 OF_SUMS = "the noise of privacy central is that of a sum of clipped updates; use none, or privacy local"
+OF_ROWS = "the noise is that of changes of the server's rows, which no client has exactly; leave it out"
 INTEGERS = "masked uploads are integers of secure_aggregation.bits; leave it out"
 LACKING = "it takes numbers that clients of a smaller rank (model.lora.ranks) lack for 0; use one of the two"
 HIDDEN = "a rule needs single uploads, and masks show the server their sums only; use one of the two"
 EXCLUSIONS = (  # two filters, and why the second cannot stand beside the first
     (CENTRAL, ROUNDING, LONGER),
     (CENTRAL, COMPRESSION, LONGER),
+    (
+        CENTRAL,
+        DOWNLOADS,
+        "the noise is that of changes of the server's row, which no client has; leave it out",
+    ),
     (CENTRAL, RULE, OF_SUMS),
     (MASKS, ROUNDING, INTEGERS),
     (MASKS, COMPRESSION, INTEGERS),
     (MASKS, RULE, HIDDEN),
     (RANKS, COMPRESSION, LACKING),
+    (RANKS, DOWNLOADS, LACKING),
     (RANKS, MASKS, LACKING),
     (RANKS, RULE, LACKING),
     (
@@ -97,7 +107,7 @@ def check_exclusions(sections: Mapping[str, Any], needs: Needs, method: str) -> 
             raise UserError(second.key, value, remedy)
     why = f"{method} follows clients from their uploads as they were made" if needs.exact_uploads else ""
     why = f"has no effect: clients of {method} send nothing" if needs.alone else why
-    for feature in (ATTACK, COMPRESSION, ROUNDING) if why else ():
+    for feature in (ATTACK, COMPRESSION, DOWNLOADS, ROUNDING) if why else ():
         value = feature.asked(sections[feature.section])
         if value is not None:
             raise UserError(feature.key, value, f"{why}; {feature.instead}")

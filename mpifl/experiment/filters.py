@@ -50,8 +50,9 @@ def build_filters(context: RunContext) -> UpdateFilters:
     if isinstance(config.secure_aggregation, MaskedSums):
         where, fixed = key(config.seed.system, "secure"), isinstance(config.privacy, CentralPrivacy)
         chain.append(SecureRounds(config.secure_aggregation, where, fixed))
-    if config.payload.compresses or config.payload.dtype != "float32":
-        chain.append(Coder(config.payload, parts))
+    payload = config.payload
+    if payload.compresses or payload.compresses_downloads or payload.dtype != "float32":
+        chain.append(Coder(payload, parts, key(config.seed.training, "downloads")))
     if isinstance(config.robust, Rule):
         statistics = (*method.statistics, *map(statistics_of, method.changes))
         chain.append(RobustMeans(config.robust, statistics, parts))

@@ -35,6 +35,7 @@ from mpifl.data import SCENARIOS, SOURCES
 from mpifl.models import MODELS
 from mpifl.results.trackers import CALLBACKS
 from mpifl.simulation.policies import POLICIES, Policy
+from mpifl.traffic.compression import COMPRESSIONS
 from mpifl.training.config import LocalConfig
 
 from .citations import entry
@@ -57,7 +58,7 @@ LISTED: dict[str, dict[str, Registry[Any]]] = {  # argument of `mpifl list` -> t
     **{
         _plural(field): {_plural(field): catalogue}
         for (_, field), catalogue in CHOICES.items()
-        if field not in ("algorithm", "model", "source", "public", "scenario")
+        if field not in ("algorithm", "model", "source", "public", "scenario", "downloads")
     },
     "callbacks": {"callbacks": CALLBACKS},
 }
@@ -521,8 +522,7 @@ def _properties(cls: type, definitions: dict[str, Schema]) -> dict[str, Schema]:
 
 def _choice(key: str, catalogue: Registry[Any], definitions: dict[str, Schema]) -> Schema:
     """Return the schema of a section whose name selects a class; the base may give the name instead."""
-    if catalogue is SOURCES:
-        key = "source"  # of `public`, too
+    key = {id(SOURCES): "source", id(COMPRESSIONS): "compression"}.get(id(catalogue), key)  # of two keys each
     if key not in definitions:
         classes = {**catalogue, **{word: cls for word, (_, cls) in _added(catalogue).classes.items()}}
         name = {"anyOf": [{"enum": [*classes]}, CLASS_PATH]}

@@ -519,6 +519,7 @@ CHOICES: dict[tuple[type, str], Registry[Any]] = {
     (Config, "attack"): ATTACKS,
     (ClientDecides, "uploads"): UPLOAD_TRIGGERS,
     (Payload, "compression"): COMPRESSIONS,
+    (Payload, "downloads"): COMPRESSIONS,
     (Config, "privacy"): PRIVACIES,
     (Config, "secure_aggregation"): SECURE,
     (SystemConfig, "cost"): COSTS,

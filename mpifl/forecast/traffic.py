@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ from mpifl.traffic.compression import INDEX_BYTES, Payload
 from mpifl.traffic.encoding import (
     download_bytes,
     hidden_bytes,
+    row_bytes,
     statistics_size,
     time_stamp_bytes,
     upload_bytes,
@@ -344,6 +346,7 @@ def planned_run(context: RunContext) -> PlannedRun:
         cohort=context.sampler,
         sizes=context.federation.sizes,
         message_bytes=_message_bytes(context.config.payload),
+        row_bytes=partial(row_bytes, context.payload),
         client=_client(context),
     )
 
@@ -409,7 +412,7 @@ def _bytes_of(
     clients: Sequence[int],
 ) -> Bytes:
     """Return the bytes that clients move in a round; client k uploads `upload(k)` bytes."""
-    algorithm, payload = context.config.algorithm, context.config.payload
+    algorithm, payload = context.config.algorithm, context.payload
     widths = {name: table.shape[1] for name, table in server.tables.items()}
     own = ((k, filters.widths(widths, k)) for k in clients)
     down = sum(download_bytes(algorithm.reads(server, k), w, payload) for k, w in own)
@@ -462,7 +465,7 @@ def _new_fingerprints(context: RunContext) -> Bytes:
 
 def _fingerprint_bytes(context: RunContext, clients: np.ndarray) -> Bytes:
     """Return the bytes of the one-shot statistics of clients."""
-    algorithm, payload = hooks_of(context.config.algorithm, OneShotStatistics), context.config.payload
+    algorithm, payload = hooks_of(context.config.algorithm, OneShotStatistics), context.payload
     shown = algorithm.shows(context.problem, key(0))
     if algorithm.fingerprints_vary:
         reports = (statistics_report(context, k) for k in clients.tolist())

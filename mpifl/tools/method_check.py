@@ -1,6 +1,7 @@
 """`mpifl check`: tests in small runs whether your own method keeps the rules that every method must keep.
 
-Or your own trainer: under FedAvg, and under methods that ask for what it says that it gives.
+Or your own trainer: under FedAvg, and under methods that ask for what it says that it gives. Or your own
+compression: alone, and in runs of FedAvg that compress uploads and downloads.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ from mpifl.comm.mpi_startup import mpirun
 from mpifl.comm.single import Single
 from mpifl.core.algorithm import Algorithm, plain_visit
 from mpifl.core.capabilities import ServerEvaluation, uses
-from mpifl.core.errors import CodeFailed, Stopped, UserError, require
+from mpifl.core.errors import CodeFailed, Stopped, UserError, is_whole, require
 from mpifl.core.imports import load_object
+from mpifl.core.registry import Registry
+from mpifl.core.rng import key
 from mpifl.core.trainer import GIFTS, Gift, LocalTrainer, trainer_of
 from mpifl.driver.run import run
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config
 from mpifl.experiment.section_checks import check_sections
 from mpifl.results.reader import Run, load
+from mpifl.traffic.compression import COMPRESSIONS, Codec, Compression, coded
 from mpifl.training.trainers import TRAINERS
 
 Tree = dict[str, Any]
@@ -59,6 +63,7 @@ SERVER_SETS: Tree = {  # labelled sets of the server, for methods that evaluate 
     }
 }
 PARTIAL: Tree = {"cohort_size": CLIENTS // 2}
+LENGTHS = (1, 2, 63, 1000)  # of the vectors that a compression codes alone
 ARGUMENTS = {  # hook -> arguments that it must not modify
     "local_update": ("message", "state"),
     "aggregate": ("server", "notes"),
@@ -86,10 +91,10 @@ class Finding:
 
 
 def check(name: str, options: Sequence[str], ranks: int, say: Callable[[str], None]) -> bool:
-    """Try a method or a trainer; return whether nothing failed.
+    """Try a method, a trainer or a compression; return whether nothing failed.
 
     Args:
-        name: `file.py:Class`, `package.module:Class`, or a method or trainer of the catalogues.
+        name: `file.py:Class`, `package.module:Class`, or a name of the catalogues.
         options: configuration keys that override those of the trials' small configuration.
         ranks: number of ranks of the trial under MPI; 1 leaves out this trial.
         say: prints a line.
@@ -97,18 +102,17 @@ def check(name: str, options: Sequence[str], ranks: int, say: Callable[[str], No
     Raises:
         UserError: there is no such class, it is neither, or the options do not fit it.
     """
-    trains = _is_trainer(name)
-    tree = _trainer_world(name, options) if trains else _world(name, options)
+    trials, world = KINDS[_kind(name)]
+    tree = world(name, options)
     config: Config = loader.from_tree(Config, tree)
     algorithm = config.algorithm
-    remedy = "is neither a subclass of mpifl.Algorithm nor of mpifl.Trainer"
+    remedy = "is no subclass of mpifl.Algorithm, mpifl.Trainer or mpifl.traffic.compression.Compression"
     require(isinstance(algorithm, Algorithm), "check", name, remedy)
     check_sections(config)
     say(f"{name} in {config.rounds} server steps with {_clients(config)} clients")
     passed = True
     with tempfile.TemporaryDirectory(prefix="mpifl-check-") as folder:
-        trials = (TrainerTrials if trains else Trials)(tree, config, Path(folder), ranks)
-        for finding in trials.all():
+        for finding in trials(tree, config, Path(folder), ranks).all():
             say(str(finding))
             passed = passed and finding.passed is not False
     return passed
@@ -126,12 +130,13 @@ def _world(name: str, options: Sequence[str]) -> Tree:
     return loader.merged(tree, over)
 
 
-def _is_trainer(name: str) -> bool:
-    """Return whether a name is that of a trainer."""
+def _kind(name: str) -> type:
+    """Return the key of `KINDS` that a name belongs to."""
+    others = {kind: catalogue for kind, catalogue in OTHERS.items() if ":" in name or name in catalogue}
     if ":" not in name:
-        return name in TRAINERS and name not in CATALOGUE
+        return Algorithm if name in CATALOGUE else next(iter(others), Algorithm)
     found = load_object(name, "check")
-    return isinstance(found, type) and issubclass(found, LocalTrainer)
+    return next((k for k in others if isinstance(found, type) and issubclass(found, k)), Algorithm)
 
 
 def _trainer_world(name: str, options: Sequence[str]) -> Tree:
@@ -139,6 +144,13 @@ def _trainer_world(name: str, options: Sequence[str]) -> Tree:
     local = {key: value for key, value in WORLD["local"].items() if key != "lr"}
     tree = {**WORLD, "algorithm": {"name": "fedavg"}, "local": {**local, "trainer": {"name": name}}}
     return loader.merged(tree, loader.overrides(options))
+
+
+def _compression_world(name: str, options: Sequence[str]) -> Tree:
+    """Return the configuration of a compression's trials; downloads take its options for uploads."""
+    payload = {"compression": {"name": name}, "error_feedback": True}
+    tree = loader.merged({**WORLD, "algorithm": "fedavg", "payload": payload}, loader.overrides(options))
+    return loader.merged({"payload": {"downloads": tree["payload"]["compression"]}}, tree)
 
 
 def _clients(config: Config) -> str:
@@ -355,6 +367,86 @@ class TrainerTrials(Trials):
         return Finding(False, f"{what}, and that changes nothing", remedy)
 
 
+class CompressionTrials(Trials):
+    """The trials of one compression, in order; a run that fails ends them."""
+
+    def all(self) -> Iterator[Finding]:
+        """Yield the result of each trial."""
+        how = self.config.payload.compression
+        try:
+            yield (alone := _alone(how))
+            if not alone.passed:
+                return
+            first = self._run("first", {})
+        except (UserError, CodeFailed) as error:
+            yield _failed("a run", error)
+            return
+        yield self._learns(first)
+        yield (repeats := self._repeats(first))
+        if repeats.passed:
+            yield self._resumes(first)
+        yield self._over_ranks(first)
+        yield self._bytes(first)
+        if isinstance(how, Codec):
+            for way in ("up", "down"):
+                yield self._witnessed(way)
+        else:
+            remedy = "let it be a mpifl.traffic.compression.Codec, which makes the bytes"
+            yield Finding(None, "no bytes are made, against which `size` could be checked", remedy)
+
+    def _witnessed(self, way: str) -> Finding:
+        """Compare the ledger with the lengths of what `encode` returns in a run, one way of messages."""
+        payload = self.tree["payload"]
+        one = {"compression": payload["compression"]} if way == "up" else {"downloads": payload["downloads"]}
+        tree = {**self.tree, "payload": one, "evaluation": {"every": 0}}
+        how, made = type(self.config.payload.compression), list[int]()
+        encode = how.encode  # type: ignore[attr-defined]
+
+        def witnessed(self: Codec, *given: Any) -> Any:
+            made.append(len(data := encode(self, *given)))
+            return data
+
+        with patch.object(how, "encode", witnessed):
+            trials = CompressionTrials(tree, self.config, self.folder, self.ranks)
+            summary = trials._run(f"witness-{way}", {}).summary
+        counted = summary[f"federation_bytes_{way}"]
+        # uncounted: the upload of the visit that is tried beforehand, and the downloads of the evaluation
+        uncounted = made[0] * (1 if way == "up" else summary["clients"])
+        text = f"bytes {way}: {counted} in the ledger"
+        if sum(made) == counted + uncounted:
+            return Finding(True, f"{text}, as many as `encode` has made")
+        text += f", and {sum(made) - uncounted} that `encode` has made"
+        remedy = "return from `size` the length of what `encode` returns"
+        return Finding(False, text, remedy)
+
+
+def _alone(how: Compression) -> Finding:
+    """Code vectors of several lengths, each twice with the same key."""
+    sizes = []
+    for d in LENGTHS:
+        x = torch.randn(d, generator=key(0, d).torch())
+        before, size = x.clone(), how.size(d, x.element_size())
+        if not is_whole(size) or size < 0:
+            return Finding(False, f"size({d}) is {size!r}", "return the bytes, an integer")
+        for unbiased in (True, False):
+            where = key(0, "codec", d)
+            one = coded(how, x, where, unbiased)
+            if not torch.equal(x, before):
+                return Finding(False, f"{d} numbers: `code` changes its argument", "work on a copy")
+            if not torch.equal(one, coded(how, x, where, unbiased)):
+                return Finding(False, f"{d} numbers coded twice: two results", "draw from `key` alone")
+        sizes.append(f"{size} bytes for {d}")
+    return Finding(True, f"alone: the same twice; {', '.join(sizes)}")
+
+
+OTHERS: Mapping[type, Registry[Any]] = {LocalTrainer: TRAINERS, Compression: COMPRESSIONS}
+KINDS: Mapping[type, tuple[type[Trials], Callable[[str, Sequence[str]], Tree]]] = {
+    Algorithm: (Trials, _world),
+    LocalTrainer: (TrainerTrials, _trainer_world),
+    Compression: (CompressionTrials, _compression_world),
+}
+
+
 @contextmanager
 def _changes(method: type[Algorithm]) -> Iterator[set[str]]:
     """Yield a set that collects, in words, the arguments that hooks of a class change while they run."""
@@ -382,7 +474,7 @@ def _same(one: Any, other: Any) -> bool:
     if dataclasses.is_dataclass(one):
         one, other = vars(one), vars(other)
     if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, torch.Tensor):

@@ -1,24 +1,28 @@
-"""Lossy compression of uploads: the size of a compressed vector, and the vector that the server decodes.
+"""Lossy compression: the size of a compressed vector, and the vector that the other side decodes.
 
-The difference from the downloaded row is compressed (`encoding.base_of`), not the model; where the row is one
-of several, its index is sent as well. Random draws depend on client and visit, not on the ranks.
+Of uploads, the difference from the downloaded row is compressed (`encoding.base_of`), not the model; where
+the row is one of several, its index is sent as well. Random draws depend on client and visit, not on the
+ranks. Of downloads, the row itself is compressed, once for all clients that read it: draws depend on the row
+and the version of the server. The client trains from the row that it decodes, and is evaluated with it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import torch
 from annotated_types import Interval
 
 from mpifl.aggregation.update_filter import FilteredVisit, UpdateFilter
-from mpifl.core.errors import require
+from mpifl.core.errors import MethodError, require
 from mpifl.core.options import Options, PositiveInt, PositiveShare
-from mpifl.core.parameters import VectorParts, put, put_, take, width
+from mpifl.core.parameters import VectorParts, put, put_, take
+from mpifl.core.parameters import width as length
 from mpifl.core.registry import Registry
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Report
@@ -59,6 +63,64 @@ class Compression(Options, ABC):
             key: random key of the draws.
             unbiased: whether the expectation over draws must be x; False with error feedback.
         """
+
+
+class Codec(Compression, ABC):
+    """A compression that makes the bytes it sends, so that its size is checked against them.
+
+    The bytes and the length of the vector are all that the other side knows.
+    """
+
+    sends_values = False
+
+    @abstractmethod
+    def encode(self, x: torch.Tensor, key: Key, unbiased: bool) -> bytes:
+        """Return the bytes of a vector, as many as `size` says.
+
+        Args:
+            x: the vector [d], float32 in main memory.
+            key: random key of the draws.
+            unbiased: whether the expectation of what is decoded must be x; False with error feedback.
+        """
+
+    @abstractmethod
+    def decode(self, data: bytes, d: int) -> torch.Tensor:
+        """Return the vector [d], float32, that the bytes hold."""
+
+    def code(self, x: torch.Tensor, key: Key, unbiased: bool) -> torch.Tensor:
+        """Return what `decode` makes of the bytes of `encode`.
+
+        Raises:
+            MethodError: they are more or fewer bytes than `size` says.
+        """
+        data = self.encode(x, key, unbiased)
+        told = self.size(len(x), x.element_size())
+        if len(data) != told:
+            what = f"{told} bytes for {len(x)} numbers, and encode returns {len(data)}"
+            raise MethodError(f"{type(self).__name__}.size", what, "return the length of these bytes")
+        return self.decode(data, len(x))
+
+
+def coded(how: Compression, x: torch.Tensor, key: Key, unbiased: bool) -> torch.Tensor:
+    """Return the vector [d] that the other side decodes, checked.
+
+    Args:
+        how: the compression.
+        x: the vector [d].
+        key: random key of the draws.
+        unbiased: whether the expectation over draws must be x.
+
+    Raises:
+        MethodError: it is no finite float32 vector [d].
+    """
+    out: Any = how.code(x, key, unbiased)
+    what = f"{type(out).__name__} for a float32 vector {[*x.shape]}"
+    if isinstance(out, torch.Tensor):
+        if out.dtype == x.dtype and out.shape == x.shape and bool(out.isfinite().all()):
+            return out
+        what = f"{out.dtype} {[*out.shape]} for a float32 vector {[*x.shape]}"
+        what = "numbers that are not finite" if out.dtype == x.dtype and out.shape == x.shape else what
+    raise MethodError(f"{type(how).__name__}.code", what, "return the finite vector that is decoded")
 
 
 @dataclass(frozen=True)
@@ -207,11 +269,15 @@ class Payload(NumberFormat):
         header_bytes: bytes of the header of each message. Each row, vector and note is a message. As a guide,
             TCP and IPv4 take 40 bytes of each packet of 1500, HTTP/2 with gRPC 14 bytes of each message.
         compression: compression of the vectors that clients upload after training.
+        downloads: compression of the rows that clients download, for statistics, to train or to be evaluated:
+            of the whole row, not of its change, so that `top_k` and `random_k` lose most of a model. Running
+            means and variances, and seeds, are sent as they are.
         error_feedback: whether the client keeps the residual of compression and adds it to its next upload.
             Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
     """
 
     compression: Compression = field(default_factory=Uncompressed)
+    downloads: Compression = field(default_factory=Uncompressed)
     error_feedback: bool = False
 
     def papers(self) -> tuple[str, ...]:
@@ -228,9 +294,46 @@ class Payload(NumberFormat):
         """Whether uploads are compressed."""
         return not isinstance(self.compression, Uncompressed)
 
+    @property
+    def compresses_downloads(self) -> bool:
+        """Whether downloads are compressed."""
+        return not isinstance(self.downloads, Uncompressed)
+
+    def sent(self, parts: VectorParts) -> NumberFormat:
+        """Return the form of messages, with the sizes of compressed downloads.
+
+        Args:
+            parts: what the vectors hold.
+        """
+        if not self.compresses_downloads:
+            return self
+        return CompressedRows(self.dtype, self.header_bytes, self.downloads, parts)
+
+
+@dataclass(frozen=True)
+class CompressedRows(NumberFormat):
+    """The form of messages whose downloads are compressed.
+
+    Attributes:
+        downloads: compression of downloaded rows.
+        parts: what the vectors hold.
+    """
+
+    downloads: Compression = field(default_factory=Uncompressed)
+    parts: VectorParts | None = None
+
+    def row_bytes(self, name: str, width: int, rows: int, whole: bool) -> int:
+        """Return the size in bytes of rows that a client downloads, compressed but for their statistics."""
+        assert self.parts is not None
+        kept = length(self.parts.statistics(name, width))
+        if whole or kept == width:
+            return super().row_bytes(name, width, rows, whole)
+        each = self.downloads.size(width - kept, self.number_bytes) + kept * self.number_bytes
+        return rows * (self.header_bytes + each)
+
 
 class Coder(UpdateFilter):
-    """Encodes messages: rounds them to the payload's type, and compresses uploads.
+    """Encodes messages: rounds them to the payload's type, and compresses uploads and downloads.
 
     Statistics (`Algorithm.statistics`, and a model's running means and variances) are not compressed: with
     missing or enlarged terms they could become negative.
@@ -238,20 +341,42 @@ class Coder(UpdateFilter):
     Args:
         payload: the form of messages.
         parts: what the vectors hold.
+        where: key of the draws for downloads.
     """
 
     at_clients = True
 
-    def __init__(self, payload: Payload, parts: VectorParts) -> None:
-        self.payload, self.parts = payload, parts
+    def __init__(self, payload: Payload, parts: VectorParts, where: Key) -> None:
+        self.payload, self.parts, self.where = payload, parts, where
         self.remembers = RESIDUALS if payload.error_feedback else ""
         self.in_main_memory = payload.compresses
 
     def download(self, message: Message, client: int) -> Message:
-        """Return a message with rounded vectors."""
-        vectors = message.vectors.items()
-        arrived = {name: x if travels_whole(name) else self._rounded(name, x) for name, x in vectors}
+        """Return a message with rounded or compressed rows."""
+        arrived = dict(message.vectors)
+        for name, x in message.vectors.items():
+            if travels_whole(name):
+                continue
+            weights = self.parts.weights(name, x.shape[-1])
+            arrived[name] = self._rounded(name, x)
+            if self.payload.compresses_downloads and weights:
+                which = message.rows[name]
+                mixed = isinstance(which, np.ndarray)  # one row, for this client alone
+                places = [("mixed", client)] if mixed else [("row", int(row)) for row in which]
+                keys = [self.where.of(name, *place, message.version) for place in places]
+                arrived[name] = self._decoded(name, x, arrived[name], keys)
         return replace(message, vectors=arrived)
+
+    def _decoded(
+        self, name: str, x: torch.Tensor, rounded: torch.Tensor, keys: Sequence[Key]
+    ) -> torch.Tensor:
+        """Return rows [r, width] as they are decoded; their statistics as in `rounded`."""
+        how, weights = self.payload.downloads, self.parts.weights(name, x.shape[-1])
+        rows = x.reshape(-1, x.shape[-1]).cpu()
+        parts = [coded(how, take(row, weights), one, True) for row, one in zip(rows, keys, strict=True)]
+        sent = torch.stack(parts) if parts else take(rows, weights)
+        sent = self._rounded(name, sent) if how.sends_values else sent
+        return put(rounded.reshape(rows.shape).cpu(), weights, sent).reshape(x.shape).to(x.device)
 
     def statistics(self, report: Report) -> Report:
         """Return a report with rounded vectors."""
@@ -285,7 +410,7 @@ class Coder(UpdateFilter):
         for name in sizes if payload.compresses else ():
             x = report.vectors[name]
             count, d = x.numel() // max(x.shape[-1], 1), x.shape[-1]
-            whole = width(self.parts.statistics(name, d))
+            whole = length(self.parts.statistics(name, d))
             if whole == d:
                 continue
             chosen = chooses(x.reshape(-1, d), rows_under(name, report, message))
@@ -308,10 +433,10 @@ class Coder(UpdateFilter):
         if error is not None and error.shape == wanted.shape:
             wanted = wanted + error
         unbiased, weights = not self.payload.error_feedback, self.parts.weights(name, d)
-        parts = [how.code(take(row, weights), key.of(c), unbiased) for c, row in enumerate(wanted)]
+        parts = [coded(how, take(row, weights), key.of(c), unbiased) for c, row in enumerate(wanted)]
         decoded = torch.stack(parts)
         sent = self._rounded(name, decoded) if how.sends_values else decoded
-        if width(weights) == d:
+        if length(weights) == d:
             return (base + sent).reshape(x.shape).to(x.device), wanted - sent
         arrived = put(self._rounded(name, upload), weights, take(base, weights) + sent)
         left = put_(torch.zeros_like(wanted), weights, take(wanted, weights) - sent)

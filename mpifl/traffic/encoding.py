@@ -27,7 +27,19 @@ def download_bytes(reads: Reads, widths: Mapping[str, int], payload: NumberForma
         payload: the form in which they are sent.
     """
     rows = {name: 1 if isinstance(which, np.ndarray) else len(which) for name, which in reads.items()}
-    return sum(payload.size(widths[name] * n, n, travels_whole(name)) for name, n in rows.items())
+    return sum(row_bytes(payload, name, widths[name], n) for name, n in rows.items())
+
+
+def row_bytes(payload: NumberFormat, name: str, width: int, rows: int) -> int:
+    """Return the size in bytes of downloaded rows of a table.
+
+    Args:
+        payload: the form in which they are sent.
+        name: name of the table.
+        width: length of a row.
+        rows: number of rows.
+    """
+    return payload.row_bytes(name, width, rows, travels_whole(name))
 
 
 def time_stamp_bytes(payload: NumberFormat, time_stamps: bool) -> int:
@@ -76,7 +88,7 @@ def statistics_size(
         shown: name -> rows [r, width] that all clients download.
         report: the client's report.
     """
-    down = sum(payload.size(count_numbers(x), len(x), travels_whole(name)) for name, x in shown.items())
+    down = sum(row_bytes(payload, name, x.shape[-1], len(x)) for name, x in shown.items())
     vectors = {n: (report.vectors[n].numel(), size) for n, size in payload.vector_bytes(report).items()}
     counts = {name: count_numbers(v) for name, v in report.notes.items() if name not in report.unsent}
     notes = {name: (count, payload.size(count, note=True)) for name, count in counts.items()}

@@ -45,6 +45,17 @@ class NumberFormat(Options):
         """
         return numbers * (NOTE_BYTES if note else self.number_bytes) + messages * self.header_bytes
 
+    def row_bytes(self, name: str, width: int, rows: int, whole: bool) -> int:
+        """Return the size in bytes of rows that a client downloads.
+
+        Args:
+            name: name of the table.
+            width: length of a row.
+            rows: number of rows; each is a message.
+            whole: whether its numbers are never rounded nor coded, and have the size of those in notes.
+        """
+        return self.size(width * rows, rows, whole)
+
     def vector_bytes(self, report: Report) -> dict[str, int]:
         """Return the size in bytes of each vector that a report sends as it is, number by number."""
         return {name: self.size(x.numel()) for name, x in report.vectors.items() if name not in report.unsent}

@@ -133,6 +133,8 @@ def a_protection_an_option_and_a_plug_in(folder: Path, said: str) -> None:
     assert rounded["privacy"] == {"name": "rounded.py:Rounded", "step": 0.5}
     assert slow["algorithm"] == {"name": "fedavg.py:FedAvg", "server_lr": 0.5}
     assert signs["payload"]["compression"] == {"name": "signs.py:Signs"}
+    assert signs["payload"]["downloads"]["name"] == "int8"
+    assert said.count("as many as `encode` has made") == 2
     assert len({summary_of(tree.parent)["digest"] for tree in trees.values()}) == 3
     with pytest.raises(UserError, match=r"server_lr = 2.0: must be in \(0, 1\]"):
         load(str(trees["slow"]), ["--algorithm.server_lr", "2"])

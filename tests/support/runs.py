@@ -65,6 +65,14 @@ RUNS: dict[str, list[str]] = {
         *("--payload", "{dtype: bfloat16, compression: {name: qsgd, bits: 4}, error_feedback: true}"),
         *("--network.name", "wireless-slow"),
     ],
+    "compressed-downloads": [
+        *("--algorithm", "{name: ifca, num_clusters: 2}", *HALF),
+        *("--payload", "{compression: top_k, error_feedback: true, downloads: {name: qsgd, bits: 6}}"),
+    ],
+    "fedbuff-downloads": [
+        *("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 4}", "--rounds", "3"),
+        *("--payload.downloads", "{name: qsgd, bits: 6}"),
+    ],
     "private": [
         *("--algorithm", "{name: ifca, num_clusters: 2}", *HALF),
         *(

@@ -9,6 +9,7 @@ import pytest
 from mpifl.cli import main
 from mpifl.kernels import bindings
 from mpifl.tools import method_check
+from mpifl.traffic.compression import Coder
 
 HEAD = """
 import itertools
@@ -328,3 +329,73 @@ def test_a_trainer_is_tried_and_what_it_does_not_give_is_named(changes, found, t
     assert code == (1 if found else 0)
     assert [found in line for line in failed] == [True] * bool(found)
     assert found == "a run" or sum("gives `" in line for line in lines) == 4
+
+
+CODEC = """
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mpifl.traffic.compression import Codec, Compression
+
+COUNTER = itertools.count()
+
+
+@dataclass(frozen=True)
+class Halves(Codec):
+    def size(self, d, number_bytes):
+        return SIZE
+
+    def encode(self, x, key, unbiased):
+        return (FROM).numpy().astype("<f2").tobytes()
+
+    def decode(self, data, d):
+        return torch.from_numpy(np.frombuffer(data, "<f2").astype(np.float32))
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "sent", "found", "remedy"),
+    [
+        ("2 * d", "x", "", ""),
+        ("2 * d + 1", "x", "FAIL a run: Halves.size: 3 bytes for 1 numbers, and encode returns 2", ""),
+        ("2.0 * d", "x", "FAIL size(1) is 2.0", "an integer"),
+        ("2 * d", "x + next(COUNTER)", "FAIL 1 numbers coded twice: two results", "`key` alone"),
+        ("2 * d", "x.mul_(0.5)", "FAIL 1 numbers: `code` changes its argument", "a copy"),
+        ("2 * d", "x / 0", "FAIL a run: Halves.code: numbers that are not finite", ""),
+    ],
+    ids=["sound", "size", "no integer", "other draws", "argument", "not finite"],
+)
+def test_a_codec_is_tried_alone_and_in_both_directions(
+    size, sent, found, remedy, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "codec.py").write_text(CODEC.replace("SIZE", size).replace("FROM", sent))
+    code = main(["check", "codec.py:Halves", "--ranks", "1", "--rounds", "2"])
+    lines = capsys.readouterr().out.splitlines()
+    failed = [at for at, line in enumerate(lines) if line.startswith("FAIL")]
+    assert code == bool(found)
+    assert len(failed) == bool(found)
+    if found:
+        assert lines[failed[0]].startswith(found)
+        assert remedy in "\n".join(lines[failed[0] :])
+    else:
+        assert [line for line in lines if "as many as `encode` has made" in line] == lines[-2:]
+
+
+def test_bytes_that_the_ledger_does_not_count_are_found(tmp_path, monkeypatch, capsys):
+    """A ledger that forgets one byte of each upload is not that of the codec."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "codec.py").write_text(CODEC.replace("SIZE", "2 * d").replace("FROM", "x"))
+    sizes = Coder.sizes
+
+    def less(self, *given):
+        return {name: size - 1 for name, size in sizes(self, *given).items()}
+
+    monkeypatch.setattr(Coder, "sizes", less)
+    assert main(["check", "codec.py:Halves", "--ranks", "1", "--rounds", "2"]) == 1
+    failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAIL")]
+    assert len(failed) == 1
+    assert failed[0].startswith("FAIL bytes up: ")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +16,11 @@ from torch.testing import assert_close
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.aggregation.update_filter import FilteredVisit, UpdateFilters
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.core.errors import NotFinite, UserError
+from mpifl.core.errors import MethodError, NotFinite, UserError
 from mpifl.core.parameters import Layout, VectorParts
 from mpifl.core.rng import Key, key
 from mpifl.core.types import Message, Report
-from mpifl.traffic.compression import QSGD, Coder, Int8, Payload, RandomK, TopK, Uncompressed
+from mpifl.traffic.compression import QSGD, Codec, Coder, Int8, Payload, RandomK, TopK, Uncompressed
 
 D = 163
 HALF = TopK(0.5)  # one of two numbers: 4 bytes, and 4 for its place
@@ -179,7 +179,7 @@ class Link:
     """A coder between a client and the server, with the client's store."""
 
     def __init__(self, payload: Payload, folder: Path, parts: VectorParts) -> None:
-        self.coder, self.store = Coder(payload, parts), ClientStore("test", str(folder))
+        self.coder, self.store = Coder(payload, parts, key(0)), ClientStore("test", str(folder))
         self.down = self.coder.download
 
     def up(self, sent: Report, message: Message, visit: int, where: Key) -> tuple[Report, Mapping[str, int]]:
@@ -315,9 +315,105 @@ def test_what_no_federation_sends_costs_nothing_and_arrives_whole(coder):
 
 def test_statistics_are_rounded_and_never_compressed(coder):
     payload = Payload("bfloat16", compression=HALF)
-    sent = Coder(payload, VectorParts(byhand.FLAT)).statistics(report(gradient=[1.001, 2.0]))
+    sent = Coder(payload, VectorParts(byhand.FLAT), key(0)).statistics(report(gradient=[1.001, 2.0]))
     assert_close(sent.vectors["gradient"], torch.tensor([1.0, 2.0]), rtol=0, atol=0)
     assert payload.vector_bytes(sent) == {"gradient": 4}
+
+
+@dataclass(frozen=True)
+class Halves(Codec):
+    """Two bytes for each number."""
+
+    longer: int = 0
+
+    def size(self, d: int, number_bytes: int) -> int:
+        """Return the size in bytes."""
+        return 2 * d + self.longer
+
+    def encode(self, x, key, unbiased):
+        return x.numpy().astype("<f2").tobytes()
+
+    def decode(self, data, d):
+        return torch.from_numpy(np.frombuffer(data, "<f2").astype(np.float32))
+
+
+def test_the_bytes_of_a_codec_are_as_many_as_its_size():
+    assert_close(Halves().code(torch.tensor([1.0, 0.1]), key(0), True), torch.tensor([1.0, 0.0999756]))
+    with pytest.raises(MethodError, match=r"Halves.size: 7 bytes for 2 numbers, and encode returns 4"):
+        Halves(3).code(torch.zeros(2), key(0), True)
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        (lambda x: x.double(), r"torch.float64 \[2\] for a float32 vector \[2\]"),
+        (lambda x: x[:1], r"torch.float32 \[1\] for"),
+        (lambda x: x.numpy(), "ndarray for"),
+        (lambda x: x / 0, "numbers that are not finite"),
+    ],
+)
+def test_what_a_codec_of_ones_own_decodes_is_checked(made, found, monkeypatch, coder):
+    monkeypatch.setattr(Halves, "code", lambda self, x, key, unbiased: made(x))
+    with pytest.raises(MethodError, match=f"Halves.code: {found}"):
+        coder(downloads=Halves()).down(byhand.message(model=[[0.5, 1.0]]), 0)
+
+
+def test_the_ledger_counts_the_bytes_that_a_codec_made(tmp_path, monkeypatch):
+    """Six clients of FedAvg, three rounds; the witness is the length of what `encode` returned."""
+    made = {"up": 0, "down": 0}
+    encode = Halves.encode
+
+    def witnessed(self, x, key, unbiased):
+        data = encode(self, x, key, unbiased)
+        made["up" if self.longer else "down"] += len(data) + self.longer
+        return data + bytes(self.longer)
+
+    monkeypatch.setattr(Halves, "encode", witnessed)
+    decode = Halves.decode
+    monkeypatch.setattr(Halves, "decode", lambda self, data, d: decode(self, data[: 2 * d], d))
+    done = fedavg(tmp_path, compression=Halves(5), downloads=Halves())
+    ledger = done.server_step.ledger
+    assert ledger.total("up") == made["up"] == 18 * (2 * D + 5)
+    assert ledger.total("down") == 18 * 2 * D
+    assert made["down"] % (2 * D) == 0
+    assert ledger.cast_bytes(1) == 2 * D, "one row, which all clients read"
+
+
+def test_a_row_arrives_alike_at_all_clients_and_anew_at_each_version(coder):
+    down = coder(downloads=QSGD(4)).down
+    first = byhand.message(model=[[0.3, -0.7], [0.1, 0.9]])
+    assert_close(down(first, 0)["model"], down(first, 5)["model"], rtol=0, atol=0)
+    later = down(replace(first, version=1), 0)
+    assert not torch.equal(later["model"], down(first, 0)["model"])
+    second = replace(first, vectors={"model": first["model"][1:]}, rows={"model": (1,)})
+    assert_close(down(second, 0)["model"][0], down(first, 0)["model"][1], rtol=0, atol=0)
+
+
+def test_a_mixture_of_rows_is_coded_for_its_client(coder):
+    down = coder(downloads=QSGD(2)).down
+    mixed = replace(byhand.message(model=[[0.3, -0.7]]), rows={"model": np.array([0.5, 0.5])})
+    drawn = {tuple(down(mixed, k)["model"][0].tolist()) for k in range(20)}
+    assert len(drawn) > 1
+
+
+def test_downloaded_statistics_are_sent_whole(tmp_path):
+    """Two weights in one byte each with a scale, two variances in four bytes each."""
+    parts, payload = VectorParts(Layout(("w", "var"), ((2,), (2,)), 2)), Payload(downloads=Int8())
+    arrived = Link(payload, tmp_path, parts).down(byhand.message(model=[[0.3, -0.2, 9.0, 4.1]]), 0)
+    assert arrived["model"][0].tolist()[2:] == [9.0, torch.tensor(4.1).item()]
+    assert arrived["model"][0].tolist()[:2] != torch.tensor([0.3, -0.2]).tolist()
+    assert payload.sent(parts).row_bytes("model", 4, 3, False) == 3 * ((2 + 4) + 2 * 4)
+    assert payload.sent(parts).row_bytes("model", 4, 3, True) == 3 * 16
+
+
+@pytest.mark.parametrize("name", ["ifca", "fedem", "scaffold", "fedper", "ucfl", "emdcfl", "cfl"])
+def test_methods_run_with_compressed_downloads(name, tmp_path):
+    payload = Payload(header_bytes=4, compression=QSGD(), downloads=Int8())
+    done = toy.run(CATALOGUE[name](), toy.Tiny(), tmp_path, 3, payload=payload)
+    assert all(bool(torch.isfinite(t).all()) for t in done.server.tables.values())
+    plain = toy.run(CATALOGUE[name](), toy.Tiny(), tmp_path / "plain", 3)
+    down = [d.server_step.ledger.total("down", 3) for d in (done, plain)]
+    assert 0.2 * down[1] < down[0] < 0.5 * down[1]
 
 
 def test_downloads_arrive_rounded(coder):
