@@ -222,16 +222,17 @@ def test_a_change_at_a_time_holds_from_the_step_that_begins_then(tmp_path):
 
 
 def test_in_an_asynchronous_run_a_change_at_a_time_is_one_at_the_step_that_begins_next(tmp_path):
-    """Six steps; the time lies between two of them, and the change holds for visits of the later one on."""
+    """The third of six steps has begun, and its first upload has not arrived: visits of the fourth change."""
     options = (
         *("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}", "--delay.name", "exponential"),
         *("--rounds", "6", "--evaluation.every", "1"),
     )
     plain = read_rows(run(tmp_path / "plain", *options) / "events.csv")
-    ends = [max(float(r["time"]) for r in plain if int(r["arrival_version"]) == v) for v in range(6)]
-    middle = (ends[1] + ends[2]) / 2  # the third step ends, and the fourth begins, after it
+    times = [[float(r["time"]) for r in plain if int(r["arrival_version"]) == v] for v in range(6)]
+    middle = (max(times[1]) + min(times[2])) / 2
+    assert max(times[1]) < middle < min(times[2]) < max(times[2])
     folders = [
-        run(tmp_path / name, *options, "--drift", f"{{kind: concept, share: 0.5, {when}}}")
+        run(tmp_path / name, *options, "--drift", f"{{kind: concept, share: 1, {when}}}")
         for name, when in (("step", "at: [4]"), ("time", f"at_s: [{middle}]"))
     ]
     models = [(folder / "model.safetensors").read_bytes() for folder in folders]
