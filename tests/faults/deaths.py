@@ -35,7 +35,11 @@ RUNS: dict[str, list[str]] = {
     "look-events": ["--algorithm", "{name: emdcfl, sample_cap: 16}", "--policy", "every_arrival", *FEW],
     "again-events": [
         *("--algorithm", "{name: fedclust, num_clusters: 2}", "--policy", "{name: buffer, size: 2}", *FEW),
-        *("--recluster", "{visits: 2}", "--drift", "{kind: swap, at: [6], share: 0.5}"),
+        *("--recluster", "{visits: 2, loss_rise: 0.3}", "--drift", "{kind: swap, at_s: [4], share: 0.5}"),
+    ],
+    "again": [
+        *("--algorithm", "{name: flexcfl, num_groups: 2}", *HALF, "--recluster", "{seconds: 3}"),
+        *("--drift", "{kind: swap, at_s: [2, 4], share: 0.5}", "--leavers", "{share: 0.2, leaves: 5}"),
     ],
     "split-events": [
         *("--algorithm", "{name: cfl, warmup: 4, eps1: 100, eps2: 0, max_age: null}", *FEW),
@@ -52,7 +56,7 @@ RUNS |= {
     "hosted-events": [*RUNS["scaffold-events"], "--system.hosting", "groups"],
 }
 HOSTED = ("hosted", "hosted-rows")
-SYNCHRONOUS = (*HOSTED, "fedavg", "scaffold", "cfl", "ucfl", "emdcfl", "newcomers")
+SYNCHRONOUS = (*HOSTED, "fedavg", "scaffold", "cfl", "ucfl", "emdcfl", "newcomers", "again")
 ROUNDS_CALLS = ("scatter", "gather", "barrier", "Bcast", "Reduce", "train")
 EVENTS_CALLS = ("poll", "isend", "train", "gather")
 ULFM = ("--with-ft", "ulfm")
