@@ -33,6 +33,7 @@ UPLOADS = ["--rounds", 24, "--evaluation.every", 0, "--output.model", False, "--
 QUICK = {  # what takes long in a method, and does not change a round's traffic
     "flt": ["--algorithm.pretrain_epochs", 1, "--algorithm.finetune_epochs", 1],
     "fedbuff": ["--policy.size", 2],
+    "csafl": ["--policy", "{name: waves, size: 1}"],  # as many downloads in a step as uploads
 }
 
 
