@@ -33,6 +33,7 @@ def test_where_there_is_a_compiler_the_kernels_are_built_from_these_sources():
 
 
 @built
+@sources
 def test_the_hash_of_the_sources_changes_with_each_of_them(tmp_path):
     for name in bindings.SOURCES:
         shutil.copy(bindings.FOLDER / name, tmp_path)

@@ -166,6 +166,7 @@ def test_kernels_have_the_same_bits_on_emulated_processors(tmp_path):
             ]
             source, out = ROOT / "mpifl" / "kernels" / f"{name}.c", folders[arch] / f"{name}.so"
             subprocess.run([compiler, *flags, "-fPIC", "-shared", source, "-lm", "-o", out], check=True)
-    found = compare.results(folders, tmp_path)
+    (tmp_path / "programs").mkdir()
+    found = compare.results(folders, tmp_path / "programs")
     assert len(found) == 4
     assert compare.differences(found) == []
