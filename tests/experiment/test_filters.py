@@ -20,7 +20,7 @@ from mpifl.protection.private_step import PrivateStep
 from mpifl.protection.robust import RobustMeans
 from mpifl.protection.robust_rules import Median
 from mpifl.protection.secure_sum import MaskedSums, SecureRounds
-from mpifl.traffic.compression import Coder, Payload, TopK
+from mpifl.traffic.compression import Coder, Int8, Payload, TopK
 
 ASKED = {
     "attack.name": {"attack": SignFlip(clients=(2,))},
@@ -28,6 +28,7 @@ ASKED = {
     "secure_aggregation.name": {"secure_aggregation": MaskedSums()},
     "payload.dtype": {"payload": Payload("float16")},
     "payload.compression": {"payload": Payload(compression=TopK())},
+    "payload.downloads": {"payload": Payload(downloads=Int8())},
     "robust.name": {"robust": Median()},
     "model.lora.ranks": {"model": MODELS["mlp"](hidden=(8,), lora=LoRA(rank=2, ranks={"0": 1}))},
     "model.lora.average": {"model": MODELS["mlp"](hidden=(8,), lora=LoRA(rank=2, average="product"))},
