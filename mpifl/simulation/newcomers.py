@@ -35,6 +35,8 @@ def leavers(share: float, num_clients: int, present: np.ndarray, key: Key) -> tu
         key: random key of the system seed.
     """
     count = min(round(share * num_clients), len(present) - 1)
+    if count < 1:
+        return ()
     return tuple(np.sort(key.of("leavers").numpy().permutation(present)[:count]).tolist())
 
 

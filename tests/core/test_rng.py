@@ -324,6 +324,7 @@ def test_a_world_is_drawn_with_the_seeds_of_data_model_and_system(drawn, tmp_pat
         "scenario: {name: iid, clients: 6}}",
         **{"model": "{name: mlp, hidden: []}", "algorithm": "fedavg", "local.epochs": "1"},
         **{"attack": "{name: noise, share: 0.3}", "newcomers": "{share: 0.3, joins: 2}"},
+        "leavers": "{share: 0.3, spread: 2}",
         "devices": "{name: measured, file: phones.csv}",
         "availability": "{profile: [0.5, 0.3]}",
     }
@@ -332,10 +333,14 @@ def test_a_world_is_drawn_with_the_seeds_of_data_model_and_system(drawn, tmp_pat
     places = {a for a in drawn if a[0] != 0 and "presence" not in a}
     assert places == (
         grid(1, "data", ("composed", "splits", "train", "test"))
-        | {(1, "attack", "attackers"), (2, "init", 0), (4, "newcomers")}
+        | {(1, "attack", "attackers"), (2, "init", 0), (4, "newcomers"), (4, "leavers")}
+        | {a for a in drawn if a[:2] == (4, "leaves")}
         | grid(4, "devices", "device", ALL)
         | grid(4, "devices", "row", ALL, 0)
     )
+    left = {a for a in drawn if a[:2] == (4, "leaves")}
+    assert len(left) == 2
+    assert left <= grid(4, "leaves", ALL)
     slots = {a for a in drawn if a[1:3] == ("presence", "slot")}
     assert grid(4, "presence", "slot", ALL, 0) <= slots <= grid(4, "presence", "slot", ALL, MANY)
     assert grid(4, "presence", "shift", ALL) <= {*drawn}
