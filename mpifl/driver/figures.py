@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import inf
 from typing import Any
 
@@ -155,7 +156,7 @@ def costs_since(events: Sequence[Mapping[str, Any]], server_step: ServerStep) ->
     """
     begins = [event["step"] for event in events]
     out = []
-    for event, begin, end in zip(events, begins, [*begins[1:], inf], strict=True):
+    for event, (begin, end) in zip(events, pairwise([*begins, inf]), strict=True):
         of = {"up": 0, "down": 0}
         for (direction, step), size in server_step.ledger.clustering.items():
             of[direction] += size * (begin <= step < end)

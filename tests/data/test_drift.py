@@ -239,12 +239,13 @@ def test_in_an_asynchronous_run_a_change_at_a_time_is_one_at_the_step_that_begin
     assert models[0] == models[1] != (tmp_path / "plain" / "tiny-x" / "model.safetensors").read_bytes()
 
 
-def test_a_change_for_which_the_run_is_too_short_is_said(tmp_path, capsys):
-    run(tmp_path, "--rounds", "2", "--drift", "{kind: swap, at_s: [1, 50, 60]}")
+@pytest.mark.parametrize(("times", "reached"), [("1, 50", 1), ("60, 70", 0)])
+def test_changes_for_which_the_run_is_too_short_are_said(times, reached, tmp_path, capsys):
+    done = run(tmp_path, "--rounds", "2", "--drift", f"{{kind: swap, at_s: [{times}]}}")
+    assert len(load(done).summary["drift"]) == reached
     said = [line for line in capsys.readouterr().err.splitlines() if "drift.at_s" in line]
     assert len(said) == 1
-    assert "50" in said[0]
-    assert "60" in said[0]
+    assert all((f"{time}.0" in said[0]) == (time != "1") for time in times.split(", "))
 
 
 def test_a_visit_under_way_keeps_the_data_of_the_step_in_which_it_began(tmp_path, monkeypatch):
