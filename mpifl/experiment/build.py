@@ -135,7 +135,13 @@ def _built(config: Config, transport: Transport, say: Say, resources: Resources)
         nonlocal parts  # not returned, because `on_server` sends its result to all ranks
         memory = check_resources(config.system, resources)
         parts = open_parts(True, say)
-        return decide(config, parts, memory, resources.num_ranks)
+        decisions = decide(config, parts, memory, resources.num_ranks)
+        if leaves := decisions.leaves:
+            unit = "step {:g}" if config.policy.joins_by_step else "{:.4g} s"
+            first, last = (unit.format(of(leaves.values())) for of in (min, max))
+            when = f"at {first}" if first == last else f"from {first} to {last}"
+            say(f"leavers: {len(leaves)} of {parts.problem.num_clients} clients leave, {when}")
+        return decisions
 
     decisions = on_server(transport, go_first)
     if parts is None:

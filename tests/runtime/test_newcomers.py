@@ -13,7 +13,9 @@ from support import toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
+from mpifl.comm.single import Single
 from mpifl.core.rng import key
+from mpifl.experiment import build, loader
 from mpifl.experiment.schema import EvaluationConfig, Leavers, Newcomers
 from mpifl.simulation.availability import Availability, Presence
 from mpifl.simulation.clock import DrawnClock, Replay
@@ -252,3 +254,17 @@ def test_presence_ends_where_a_client_leaves():
     assert found.next_available(1, 7.0) == np.inf
     assert found.end(1, 4.5, 2.0) == 8.5
     assert found.is_available(0, 8.5)
+
+
+def test_how_many_clients_leave_and_when_is_said():
+    for section, when in (
+        ("{share: 0.5, leaves: 3}", "step 3"),
+        ("{share: 0.5, leaves: 3, spread: 9}", "to step"),
+    ):
+        said = []
+        config = loader.load("quickstart", ["--leavers", section, "--algorithm", "fedavg"])
+        build.build(config, Single(), said.append)
+        lines = [line for line in said if line.startswith("leavers")]
+        assert len(lines) == 1
+        assert "10 of 20" in lines[0]
+        assert when in lines[0]
