@@ -655,7 +655,11 @@ def completion(transport: Transport, args: argparse.Namespace) -> None:
         print(script(args.SHELL, typed))
 
 
-PAGE = {"nargs": "?", "default": "", "help": "how-to, tutorial/first-run, ...; without it, the list of pages"}
+PAGE = {
+    "nargs": "?",
+    "default": "",
+    "help": "how-to, tutorial/first-run, ..., or a word to find in them; without it, the list of pages",
+}
 PATH = {**FLAG, "help": "print where its file is; without a page, where all of them are"}
 
 
@@ -664,10 +668,18 @@ def docs(transport: Transport, args: argparse.Namespace) -> None:
     """Read the documentation: mpifl docs how-to."""
     from mpifl.tools import documentation
 
-    file = documentation.find(args.PAGE) if args.PAGE else None
+    places: Sequence[str] = ()
+    try:
+        file = documentation.find(args.PAGE) if args.PAGE else None
+    except UserError:
+        places = () if args.path else documentation.containing(args.PAGE)
+        if not places:
+            raise
     if not transport.is_server:
         return
-    if args.path:
+    if places:
+        print("\n".join(places))
+    elif args.path:
         print(file or documentation.FOLDER)
     elif file is None:
         print(documentation.listed())

@@ -75,6 +75,45 @@ def find(name: str) -> Path:
     raise UserError("docs", name, remedy)
 
 
+def containing(word: str, most: int = 10) -> list[str]:
+    """Return `mpifl docs PAGE   heading` for the sections of pages that contain a word, in capitals or not.
+
+    Pages with the word in their name come first, then headings with it, then the sections with it most often.
+
+    Args:
+        word: the word, or several.
+        most: number of lines.
+    """
+    wanted = word.lower()
+    found: list[tuple[bool, bool, int, int, str, str]] = []
+    for name, path in pages().items():
+        sections = _sections(path.read_text(encoding="utf-8")) if wanted.strip() else ()
+        for i, (heading, text) in enumerate(sections):
+            named, headed, count = (
+                i == 0 and wanted in name,
+                wanted in heading.lower(),
+                text.lower().count(wanted),
+            )
+            if named or headed or count:
+                found.append((not named, not headed, -count, len(found), name, heading))
+    best = [(name, heading) for *_, name, heading in sorted(found)[:most]]
+    width = max((len(name) for name, _ in best), default=0)
+    return [f"mpifl docs {name:{width}}   {heading}" for name, heading in best]
+
+
+def _sections(text: str) -> list[tuple[str, str]]:
+    """Return heading and text of each section of a page; a `#` in a block of code is no heading."""
+    out = [("", "")]
+    code = False
+    for line in REMARK.sub("", text).splitlines():
+        code ^= line.lstrip().startswith("```")
+        if not code and re.match(r"#+ ", line):
+            out.append((line.lstrip("# "), ""))
+        else:
+            out[-1] = (out[-1][0], f"{out[-1][1]}{line}\n")
+    return out if out[0][1].strip() else out[1:]
+
+
 # -- printing ------------------------------------------------------------------------------------------------
 
 

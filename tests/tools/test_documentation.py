@@ -52,6 +52,32 @@ def test_a_wrong_name_is_answered_with_the_nearest_in_one_line(capsys):
     assert "did you mean 'how-to'?" in line
 
 
+def test_a_word_that_is_no_page_lists_the_sections_that_contain_it(tmp_path, monkeypatch, capsys):
+    """First the page with it in its name, then headings, then sections by number; code has no headings."""
+    monkeypatch.setattr(documentation, "FOLDER", tmp_path)
+    (tmp_path / "a.md").write_text("# A\n\nOne lag.\n\n## Other\n\n```bash\n# lag\nx lag\n```\n")
+    (tmp_path / "b.md").write_text("# B\n\nNothing.\n\n## Lag of clients\n\nText.\n")
+    (tmp_path / "lags.md").write_text("# Late clients\n\nText.\n")
+    assert main(["docs", "LAG"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.removeprefix("mpifl docs ").split(maxsplit=1) for line in lines] == [
+        ["lags", "Late clients"],
+        ["b", "Lag of clients"],
+        ["a", "Other"],
+        ["a", "A"],
+    ]
+    assert main(["docs", "LAG", "--path"]) == 2, "a word has no path"
+    assert main(["docs", "nowhere"]) == 2
+
+
+@pytest.mark.parametrize("word", ["staleness", "csv", "install"])
+def test_at_most_ten_places_are_listed_and_each_can_be_read(word, capsys):
+    assert main(["docs", word]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert 0 < len(lines) <= 10
+    assert all(documentation.find(line.split()[2]).is_file() for line in lines)
+
+
 def test_the_path_of_a_page_and_of_all(capsys):
     assert main(["docs", "how-to", "--path"]) == 0
     assert main(["docs", "--path"]) == 0
