@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, get_args, get_origin
 
 from .errors import UserError, require
-from .options import is_union, without_bounds
+from .options import fault_of, is_union, without_bounds
 from .units import Unit, quantity
 
 MAX_INTEGER = 2**63 - 1
+PLAIN = re.compile(r"[\w./+-]+((:|, ?| )[\w./+-]+)*")  # values that need no quotes inside a list
 TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -55,7 +57,8 @@ def converted(
     if section is not None and dataclasses.is_dataclass(hint):
         return section(hint, value, key)  # type: ignore[arg-type]
     if origin is tuple:
-        require(isinstance(value, (list, tuple)), key, value, "must be a list")
+        if not isinstance(value, (list, tuple)):
+            raise UserError(key, value, f"must be a list{_as_list(args, value, inside)}")
         kinds = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
         require(len(kinds) == len(value), key, value, f"must be a list of {len(kinds)} values")
         return tuple(inside(kind, one, key) for kind, one in zip(kinds, value, strict=True))
@@ -68,6 +71,25 @@ def converted(
     fits = not isinstance(kind, type) or isinstance(found, kind)
     require(fits, key, found, f"must be of type {getattr(kind, '__name__', kind)}")
     return found
+
+
+def _as_list(args: tuple[Any, ...], value: Any, inside: Callable[[Any, Any, str], Any]) -> str:
+    """Return how a list with one value is written, such as `: [4]`; empty if the value fits no list.
+
+    Args:
+        args: the types of the list's values.
+        value: what was given in place of a list.
+        inside: converts a value, given its type, itself and its key.
+    """
+    written = str(value)
+    if args[-1] is not Ellipsis or not PLAIN.fullmatch(written) or written in ("None", "null"):
+        return ""
+    fault = fault_of(args[0])
+    with suppress(UserError):
+        found = [inside(args[0], one.strip(), "") for one in written.split(",")]
+        if fault is None or not any(map(fault, found)):
+            return f": [{written}]"
+    return ""
 
 
 def _scalar(kind: type, value: Any, key: str, unit: Unit | None) -> Any:

@@ -130,3 +130,30 @@ def test_a_number_may_have_the_unit_of_its_option():
     ):
         with pytest.raises(UserError, match=match):
             converted(kind, text, "k", size if kind is int else seconds)
+
+
+@for_each(
+    ("hint", "value", "list_of_it"),
+    [
+        (tuple[str, ...], "sold", ": [sold]"),
+        (tuple[float, ...], "4", ": [4]"),
+        (tuple[float, ...] | None, 4, ": [4]"),
+        (tuple[int, ...], "4, 8", ": [4, 8]"),
+        (tuple[object, ...], "mine.py:Echo", ": [mine.py:Echo]"),
+        (tuple[float, ...], "sold", ""),
+        (tuple[str, ...], "a: b", ""),
+        (tuple[Literal["a"], ...], "b", ""),
+        (tuple[int, int], "4", ""),
+        (tuple[str, ...], {"a": "b"}, ""),
+    ],
+)
+def test_a_value_in_place_of_a_list_is_shown_as_a_list_if_it_fits(hint, value, list_of_it):
+    with pytest.raises(UserError) as error:
+        converted(hint, value, "k")
+    assert error.value.remedy == f"must be a list{list_of_it}"
+
+
+def test_a_time_in_place_of_a_list_keeps_its_unit():
+    with pytest.raises(UserError) as error:
+        converted(tuple[float, ...], "4 min", "k", ENDINGS["_s"])
+    assert error.value.remedy == "must be a list: [4 min]"
