@@ -182,6 +182,7 @@ LEFT_OUT = {  # what is never drawn, and why
     },
     "local.trainer": {"lightning", "sklearn"},  # of modules of one kind, which few methods train
     "task": {"masked_token", "token_classification"},  # of texts with a tokenizer, as the model huggingface
+    "payload.downloads": {"int8", "qsgd", "top_k", "random_k"},  # in runs of their own (support/runs.py)
     "clock": {"wall"},  # real time
     "system.cost": {"measured"},  # real time
     "data.source": {  # downloads in formats of their own; small files of these are read in tests/data

@@ -53,6 +53,7 @@ def test_all_that_the_registries_name_is_drawn_but_for_what_is_said():
         "trainer": "local",
         "uploads": "policy",
         "compression": "payload",
+        "downloads": "payload",
         "cost": "system",
         "exchange": "system",
     }
