@@ -240,6 +240,21 @@ def a_swap_that_is_recovered_from(folder: Path, said: str) -> None:
     assert sum(line.startswith("4,up,") and ",delta," in line for line in ledger) == 1
 
 
+def changes_at_a_step_and_at_a_time(folder: Path, said: str) -> None:
+    """Data changed at step 4 of the rounds and once by the clock, and clients joined and left."""
+    runs = [
+        (yaml.safe_load((run / "config.yaml").read_text()), summary_of(run))
+        for run in (folder / "runs").iterdir()
+    ]
+    by_step = [summary for tree, summary in runs if tree.get("drift", {}).get("at")]
+    by_time = [summary for tree, summary in runs if tree.get("drift", {}).get("at_s")]
+    moving = [tree for tree, _ in runs if tree.get("leavers", {}).get("share")]
+    assert [[row["step"] for row in summary["drift"]] for summary in by_step] == [[4]]
+    assert [len(summary["drift"]) for summary in by_time] == [1]
+    assert by_time[0]["asynchronous"]["staleness_mean"] > 0
+    assert [tree["newcomers"]["share"] for tree in moving] == [0.2]
+
+
 def traffic_of_the_page(folder: Path, said: str) -> None:
     """Calls, messages and bytes of the page are those of the run."""
     page = (ROOT / "docs" / "mpi.md").read_text()
@@ -271,6 +286,7 @@ LEAVES: dict[str, Callable[[Path, str], None]] = {  # page -> what must be so af
     "first-method.md": a_first_method,
     "first-run.md": a_first_run,
     "from-other-simulators.md": runs_of_somebody_who_comes_from_elsewhere,
+    "how-to.md": changes_at_a_step_and_at_a_time,
     "huggingface.md": adapters_of_runs,
     "mpi.md": traffic_of_the_page,
     "own-data-and-model.md": own_data_and_model,
@@ -414,6 +430,7 @@ def test_the_readme_is_short():
 ELSEWHERE = {  # commands of README.md that tests/launchers or nobody can run here
     "git clone ADDRESS mpifl && cd mpifl",
     "./launch/quickstart",
+    "TORCH=cpu ./launch/quickstart",
     "./launch/test",
     "source .venv/bin/activate",
     "sbatch --ntasks 9 launch/slurm configs/quickstart.yaml",
