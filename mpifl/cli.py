@@ -69,6 +69,7 @@ def command(**arguments: dict[str, Any]) -> Callable[[Command], Command]:
 
 CONFIG: dict[str, Any] = {"help": "a YAML file, or the name of a configuration that travels with mpifl"}
 RUN: dict[str, Any] = {"help": "a run folder"}
+RESUMED: dict[str, Any] = {"help": "the folder of a run, or of a sweep"}
 RUNS: dict[str, Any] = {"help": "run folders, or folders of them", "nargs": "*", "metavar": "RUN"}
 FLAG: dict[str, Any] = {"action": "store_true"}
 # commands that only need files: they load no MPI, and PyTorch and NumPy only for users' files that do
@@ -164,7 +165,13 @@ KEEP_GOING = {**FLAG, "help": "of a sweep: a case that fails does not end it; ex
 
 
 @command(
-    RUN=RUN, bind_report=BIND, from_start=FROM_START, only=ONLY, case=CASE, jobs=JOBS, keep_going=KEEP_GOING
+    RUN=RESUMED,
+    bind_report=BIND,
+    from_start=FROM_START,
+    only=ONLY,
+    case=CASE,
+    jobs=JOBS,
+    keep_going=KEEP_GOING,
 )
 def resume(transport: Transport, args: argparse.Namespace) -> None:
     """Resume a run from its last checkpoint, on any number of ranks, or the unfinished cases of a sweep."""
@@ -737,7 +744,10 @@ RETIMED = """Name what changes: keys of network, delay, availability and devices
 --network.name wired, --delay.value_s 2 or --network.uplink_bytes_s 1Mbit/s; `mpifl show network` prints
 those of a section. output.folder, output.id and output.label say where the copy stands and what tables
 call it."""
-EPILOGS = {"retime": RETIMED}  # of commands that take only some keys of a configuration
+GOES_ON = """Of a run that is not complete, keys of its configuration are options, too: rounds, stop, those of
+system, checkpoint and output (but for its folder), data.root and data.cache may change, as in
+--rounds 200; others decide its numbers, and are refused. A sweep takes none."""
+EPILOGS = {"retime": RETIMED, "resume": GOES_ON}  # of commands that take only some keys of a configuration
 
 
 class Parser(argparse.ArgumentParser):

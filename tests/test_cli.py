@@ -24,6 +24,7 @@ from mpifl.core import version
 from mpifl.core.errors import UserError
 from mpifl.core.textfiles import yaml_file
 from mpifl.data import SCENARIOS, SOURCES
+from mpifl.driver.resumption import MAY_CHANGE
 from mpifl.experiment import citations, reference
 from mpifl.experiment.loader import find, load, to_tree
 from mpifl.experiment.schema import CHOICES
@@ -542,6 +543,15 @@ def test_every_command_has_a_help_that_names_its_options(capsys):
         text = capsys.readouterr().out
         assert f"usage: mpifl {name}" in text
         assert ("CONFIG" not in text) or "mpifl show" in text
+
+
+def test_the_help_of_resume_names_the_keys_that_may_change(capsys):
+    with pytest.raises(SystemExit):
+        main(["resume", "--help"])
+    text = capsys.readouterr().out
+    named = {*re.findall(r"(?<!-)\b[\w.]+\b", text.split("-q, --quiet")[1])} & {*MAY_CHANGE}
+    assert named >= {"rounds", "stop", "system", "checkpoint", "output", "data.root", "data.cache"}
+    assert "local" not in text
 
 
 def test_the_version_is_said(capsys):
