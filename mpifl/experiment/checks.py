@@ -36,7 +36,7 @@ from mpifl.data.sources.base import Source
 from mpifl.models import LoRA, ModelOptions, build_model, check_adapted, described, seeded_model
 from mpifl.models.lora import ADAPTERS, PRODUCT
 from mpifl.models.pretrained import ASSIGN, read_state
-from mpifl.models.user_module import WRITES, Custom, returned
+from mpifl.models.user_module import WRITES, Custom, returned, rows_for_dense
 from mpifl.protection.accountant import Accountant
 from mpifl.protection.privacy import CentralPrivacy, LocalPrivacy, Privacy
 from mpifl.protection.robust_rules import NoRule, Rule
@@ -443,7 +443,8 @@ def check_outputs(model: Any, task: Task, federation: Federation, trainer: Train
         raise
     except Exception as error:
         remedy = f"does not take samples of shape {shape} ({type(error).__name__}: {error})"
-        raise UserError(key, name, f"{remedy}; use another model") from error
+        flat = "" if info.parts else rows_for_dense(error, info.shape)
+        raise UserError(key, name, f"{remedy}; {flat or 'use another model'}") from error
     require(isinstance(output, torch.Tensor), key, name, returned(output))
     require(torch.equal(given, x), key, name, WRITES)
     try:

@@ -399,9 +399,9 @@ def class_of(catalogue: Registry[Any], name: str, key: str) -> type:
     elif name in catalogue:
         cls = catalogue.load(name, key)
     else:
-        raise UserError(key, name, f"unknown name; {nearest(name, catalogue.known())}")
+        raise UserError(key, name, _unknown_name(catalogue, name))
     if ":" in name or catalogue.plugin(name) is not None:
-        remedy = "is not a dataclass; its fields are the options"
+        remedy = _module_remedy(catalogue, cls, name) or "is not a dataclass; its fields are the options"
         require(isinstance(cls, type) and dataclasses.is_dataclass(cls), key, name, remedy)
         missing = ", ".join(f"`{hook}`" for hook in sorted(getattr(cls, "__abstractmethods__", ())))
         require(not missing, key, name, f"does not define {missing}, which it needs; add it")
@@ -413,6 +413,27 @@ def class_of(catalogue: Registry[Any], name: str, key: str) -> type:
             raise UserError(key, name, f"has a field whose type cannot be read: {what}") from error
     found: type = cls
     return found
+
+
+def _unknown_name(catalogue: Registry[Any], name: str) -> str:
+    """Return what to do about a name that a catalogue lacks."""
+    if name.endswith(".py") and is_file(Path(name).expanduser(), "file"):
+        return f"is a file; name the class in it, too: give {name}:Class"
+    asked = bool(catalogue.plugins()) or "-" in name or "." in name
+    nowhere = ", and no installed package gives it either" if asked else ""
+    return f"unknown name{nowhere}; {nearest(name, catalogue.known())}"
+
+
+def _module_remedy(catalogue: Registry[Any], cls: Any, name: str) -> str:
+    """Return how a user's `torch.nn.Module` is named as a model; empty for other classes."""
+    if catalogue.kind is not ModelOptions or not isinstance(cls, type):
+        return ""
+    from torch.nn import Module
+
+    plugin = catalogue.plugin(name)
+    path = name if plugin is None else plugin.path
+    custom = f"use {{name: custom, path: {path}, head: NAME}}, with the name of its last nn.Linear"
+    return f"is a torch.nn.Module; {custom}" if issubclass(cls, Module) else ""
 
 
 def _check_kind(cls: type, kind: type, key: str, name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, cast
@@ -219,7 +219,22 @@ def _tried(call: Callable[[torch.Tensor], Any], x: torch.Tensor, key: str, value
     except UserError:
         raise
     except Exception as error:
-        raise UserError(key, value, f"{fails} ({type(error).__name__}: {error})") from error
+        remedy = f"{fails} ({type(error).__name__}: {error})"
+        rows = rows_for_dense(error, x.shape[1:]) if key == "model.path" else ""
+        raise UserError(key, value, f"{remedy}; {rows}" if rows else remedy) from error
+
+
+def rows_for_dense(error: Exception, shape: Sequence[int]) -> str:
+    """Return how samples get the shape that dense layers take; empty if the error is about something else.
+
+    Args:
+        error: what a network raised.
+        shape: of one sample.
+    """
+    if "mat1 and mat2 shapes" not in str(error) or len(shape) < 2:
+        return ""
+    batch = ", ".join(map(str, ("n", *shape)))
+    return f"a batch is [{batch}], and x.flatten(1) makes it [n, {prod(shape)}], as an nn.Linear takes it"
 
 
 def returned(output: object) -> str:

@@ -19,7 +19,7 @@ from mpifl.cli import main
 from mpifl.comm.mpi_startup import mpirun
 from mpifl.comm.single import Single
 from mpifl.core import plugins
-from mpifl.core.errors import Stopped
+from mpifl.core.errors import Stopped, UserError
 from mpifl.driver.run import run
 from mpifl.experiment import loader, reference
 from mpifl.experiment.schema import CHOICES, Config
@@ -235,6 +235,26 @@ def test_metadata_are_read_only_for_a_name_that_mpifl_lacks(monkeypatch):
     assert loader.plugins_of(config) == ""
     with pytest.raises(AssertionError, match="algorithms were looked up"):
         loader.load(TINY, ["--algorithm.name", "fedavgg"])
+
+
+@pytest.mark.parametrize("name", ["fedavg-plus", "package.method", "plain"])
+def test_a_name_of_no_installed_package_says_that_packages_were_asked(name, here):
+    def remedy() -> str:
+        with pytest.raises(UserError) as error:
+            loader.load(TINY, ["--algorithm.name", name])
+        return error.value.remedy
+
+    assert remedy().startswith("unknown name, and no installed package gives it") == (name != "plain")
+    install_slow(here)
+    assert remedy().startswith("unknown name, and no installed package gives it")
+
+
+def test_a_file_without_its_class_is_told_how_to_name_it(here):
+    Path("mine.py").write_text(METHOD)
+    with pytest.raises(UserError, match=r"give mine\.py:Class"):
+        loader.load(TINY, ["--algorithm.name", "mine.py"])
+    with pytest.raises(UserError, match="unknown name"):
+        loader.load(TINY, ["--algorithm.name", "nowhere.py"])
 
 
 def test_an_installation_while_python_runs_is_noticed(here):

@@ -1,5 +1,6 @@
 """A user's own network: found by path, checked before it is trusted."""
 
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -11,6 +12,7 @@ from torch.testing import assert_close
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.core.federation import DataInfo
+from mpifl.experiment import loader
 from mpifl.models import MODELS, LoRA, build_model
 from mpifl.models.mlp import MLP
 
@@ -79,6 +81,11 @@ class Fixed(nn.Module):
 
     def forward(self, x):
         return self.fc(x.flatten(1))
+
+
+class Unflat(Fixed):
+    def forward(self, x):
+        return self.fc(x)
 
 
 class Halving(Good):
@@ -344,6 +351,7 @@ def test_a_module_without_a_named_head_is_taken_as_one_whole(place, tmp_path):
         ("Good", {"head": "features.1"}, "model.head", "6 logits"),
         ("Fixed", {"head": "fc", "num_classes": 3}, "model.head", "10 logits, but the data has 3"),
         ("Fixed", {"head": "fc", "shape": (1, 5, 5)}, "model.path", "does not take samples"),
+        ("Unflat", {"head": "fc"}, "model.path", r"\[n, 1, 4, 4\], and x.flatten\(1\) makes it \[n, 16\]"),
         ("Halving", {"head": "classifier.1"}, "model.path", r"writes into the samples .* x = 2 \* x"),
         ("Dropping", {"head": "classifier.1"}, "model.path", "draws in evaluation, too"),
         ("Double", {"head": "classifier.1"}, "model.path", r"features.1.weight is float64, .*\.float\(\)"),
@@ -357,6 +365,18 @@ def test_a_module_without_a_named_head_is_taken_as_one_whole(place, tmp_path):
 def test_networks_that_do_not_fit_are_refused(place, name, options, key, words):
     with refusal_of(key, words):
         build(place, name, **options)
+
+
+def test_a_whole_module_that_lacks_a_flattening_is_told_the_shape_of_a_batch(place, tmp_path):
+    with refusal_of("model.path", r"\[n, 1, 4, 4\], and x.flatten\(1\) makes it \[n, 16\]"):
+        toy.run(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path, model=MODELS["custom"](path=f"{place}:Unflat"))
+
+
+def test_a_module_in_place_of_a_models_section_is_told_the_section_that_takes_it(place):
+    with refusal_of("model.name", rf"use {{name: custom, path: {re.escape(place)}:Good, head: NAME}}"):
+        loader.class_of(MODELS, f"{place}:Good", "model.name")
+    with refusal_of("model.name", "is not a dataclass"):
+        loader.class_of(MODELS, f"{place}:make", "model.name")
 
 
 @pytest.mark.parametrize("path", ["", "mine.py", "nowhere.py:Net", "no_such_package.net:Net"])
