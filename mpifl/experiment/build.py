@@ -62,7 +62,7 @@ from mpifl.runtime.virtual_rounds import VirtualRounds
 from mpifl.simulation.client_devices import Alike
 from mpifl.simulation.delays import Constant
 from mpifl.simulation.durations import visit_duration
-from mpifl.simulation.newcomers import JOINS, LEAVES, leavers, newcomers, seconds_of, steps_of
+from mpifl.simulation.newcomers import JOINS, LEAVES, leavers, line_on_leavers, newcomers, times_of
 from mpifl.simulation.policies import AsynchronousPolicy, ClockParts, Policy, RoundsPolicy
 from mpifl.simulation.sampling import cohort_size
 from mpifl.supervision.logging import warn_once
@@ -137,10 +137,7 @@ def _built(config: Config, transport: Transport, say: Say, resources: Resources)
         parts = open_parts(True, say)
         decisions = decide(config, parts, memory, resources.num_ranks)
         if leaves := decisions.leaves:
-            unit = "step {:g}" if config.policy.joins_by_step else "{:.4g} s"
-            first, last = (unit.format(of(leaves.values())) for of in (min, max))
-            when = f"at {first}" if first == last else f"from {first} to {last}"
-            say(f"leavers: {len(leaves)} of {parts.problem.num_clients} clients leave, {when}")
+            say(line_on_leavers(leaves, parts.problem.num_clients, config.policy.joins_by_step))
         return decisions
 
     decisions = on_server(transport, go_first)
@@ -559,9 +556,7 @@ def newcomers_of(config: Config, federation: Federation) -> dict[int, float]:
     """Return when the clients join that are absent at first: at a step or, by the policy, at a time."""
     late, system = config.newcomers, config.seed.system
     absent = absent_clients(late, system, federation)
-    if late.joins_s is None:
-        return {**steps_of(absent, late.joins, late.spread, key(system).of(JOINS))}
-    return seconds_of(absent, late.joins_s, late.spread_s, key(system).of(JOINS))
+    return times_of(absent, (late.joins, late.spread), (late.joins_s, late.spread_s), key(system).of(JOINS))
 
 
 def leavers_of(config: Config, federation: Federation, absent: tuple[int, ...]) -> dict[int, float]:
@@ -587,9 +582,7 @@ def leavers_of(config: Config, federation: Federation, absent: tuple[int, ...]) 
         found = leavers(left.share, federation.num_clients, there, system)
         remedy = f"has no effect: none of {len(there)} clients leaves; use a larger share, or 0"
         require(bool(found) or not left.share, "leavers.share", left.share, remedy)
-    if left.leaves_s is None:
-        return {**steps_of(found, left.leaves, left.spread, system.of(LEAVES))}
-    return seconds_of(found, left.leaves_s, left.spread_s, system.of(LEAVES))
+    return times_of(found, (left.leaves, left.spread), (left.leaves_s, left.spread_s), system.of(LEAVES))
 
 
 def absent_clients(late: Newcomers, seed: int, federation: Federation) -> tuple[int, ...]:

@@ -66,11 +66,7 @@ HIDDEN = "a rule needs single uploads, and masks show the server their sums only
 EXCLUSIONS = (  # two filters, and why the second cannot stand beside the first
     (CENTRAL, ROUNDING, LONGER),
     (CENTRAL, COMPRESSION, LONGER),
-    (
-        CENTRAL,
-        DOWNLOADS,
-        "the noise is that of changes of the server's row, which no client has; leave it out",
-    ),
+    (CENTRAL, DOWNLOADS, OF_ROWS),
     (CENTRAL, RULE, OF_SUMS),
     (MASKS, ROUNDING, INTEGERS),
     (MASKS, COMPRESSION, INTEGERS),

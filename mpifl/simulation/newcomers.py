@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -40,25 +40,28 @@ def leavers(share: float, num_clients: int, present: np.ndarray, key: Key) -> tu
     return tuple(np.sort(key.of("leavers").numpy().permutation(present)[:count]).tolist())
 
 
-def steps_of(clients: Iterable[int], first: int, spread: int, key: Key) -> dict[int, int]:
-    """Return the step in which each client joins or leaves, uniform on first..first + spread.
+def times_of(
+    clients: Iterable[int], step: tuple[int, int], second: tuple[float | None, float], key: Key
+) -> dict[int, float]:
+    """Return when each client joins or leaves.
 
     Args:
         clients: the clients.
-        first: the earliest step.
-        spread: the most steps by which a client does so after it.
+        step: the earliest step, and the most steps by which a client does so after it: uniform.
+        second: the earliest time in seconds on the run's clock, and the seconds by which a client does so
+            after it at most: uniform; None for steps.
         key: random key of these draws.
     """
-    return {k: first + (key.of(k).below(spread + 1) if spread else 0) for k in clients}
-
-
-def seconds_of(clients: Iterable[int], first_s: float, spread_s: float, key: Key) -> dict[int, float]:
-    """Return when each client joins or leaves, uniform on [first_s, first_s + spread_s).
-
-    Args:
-        clients: the clients.
-        first_s: the earliest time in seconds on the run's clock.
-        spread_s: seconds by which a client does so after it at most.
-        key: random key of these draws.
-    """
+    (first, spread), (first_s, spread_s) = step, second
+    if first_s is None:
+        return {k: first + (key.of(k).below(spread + 1) if spread else 0) for k in clients}
     return {k: first_s + spread_s * float(key.of(k).numpy().random()) for k in clients}
+
+
+def line_on_leavers(leaves: Mapping[int, float], num_clients: int, by_step: bool) -> str:
+    """Return a line for the user: how many of `num_clients` clients leave, and when (`times_of`)."""
+    first, last = (
+        f"step {t:g}" if by_step else f"{t:.4g} s" for t in (min(leaves.values()), max(leaves.values()))
+    )
+    when = f"at {first}" if first == last else f"from {first} to {last}"
+    return f"leavers: {len(leaves)} of {num_clients} clients leave, {when}"

@@ -193,6 +193,15 @@ class Trials:
         yield from self._computation(first)
         yield self._cites()
 
+    def _of_any_kind(self, first: Run) -> Iterator[Finding]:
+        """Yield the results of the trials that trainers and compressions have in common."""
+        yield self._learns(first)
+        yield (repeats := self._repeats(first))
+        if repeats.passed:
+            yield self._resumes(first)
+        yield self._over_ranks(first)
+        yield self._bytes(first)
+
     def _config(self, label: str, changes: Tree) -> Config:
         """Return the configuration with changes and its own run folder."""
         output = {"output": {"folder": str(self.folder), "id": label}}
@@ -337,12 +346,7 @@ class TrainerTrials(Trials):
         except (UserError, CodeFailed) as error:
             yield _failed("a run", error)
             return
-        yield self._learns(first)
-        yield (repeats := self._repeats(first))
-        if repeats.passed:
-            yield self._resumes(first)
-        yield self._over_ranks(first)
-        yield self._bytes(first)
+        yield from self._of_any_kind(first)
         trainer = trainer_of(self.config.local.trainer)
         for gift in () if trainer is None else trainer.gives:
             if gift in ASKING:
@@ -381,12 +385,7 @@ class CompressionTrials(Trials):
         except (UserError, CodeFailed) as error:
             yield _failed("a run", error)
             return
-        yield self._learns(first)
-        yield (repeats := self._repeats(first))
-        if repeats.passed:
-            yield self._resumes(first)
-        yield self._over_ranks(first)
-        yield self._bytes(first)
+        yield from self._of_any_kind(first)
         if isinstance(how, Codec):
             for way in ("up", "down"):
                 yield self._witnessed(way)
