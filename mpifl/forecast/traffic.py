@@ -49,12 +49,11 @@ from mpifl.traffic.compression import INDEX_BYTES, Payload
 from mpifl.traffic.encoding import (
     download_bytes,
     hidden_bytes,
-    row_bytes,
     statistics_size,
     time_stamp_bytes,
     upload_bytes,
 )
-from mpifl.traffic.ledger import Ledger
+from mpifl.traffic.ledger import Ledger, row_bytes
 from mpifl.training.client import LocalClient, public_clients
 
 from .hosting import scheduler_of

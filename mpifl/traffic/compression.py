@@ -114,12 +114,12 @@ def coded(how: Compression, x: torch.Tensor, key: Key, unbiased: bool) -> torch.
         MethodError: it is no finite float32 vector [d].
     """
     out: Any = how.code(x, key, unbiased)
-    what = f"{type(out).__name__} for a float32 vector {[*x.shape]}"
-    if isinstance(out, torch.Tensor):
-        if out.dtype == x.dtype and out.shape == x.shape and bool(out.isfinite().all()):
-            return out
-        what = f"{out.dtype} {[*out.shape]} for a float32 vector {[*x.shape]}"
-        what = "numbers that are not finite" if out.dtype == x.dtype and out.shape == x.shape else what
+    given = f"{out.dtype} {[*out.shape]}" if isinstance(out, torch.Tensor) else type(out).__name__
+    fits = isinstance(out, torch.Tensor) and out.dtype == x.dtype and out.shape == x.shape
+    if fits and bool(out.isfinite().all()):
+        decoded: torch.Tensor = out
+        return decoded
+    what = "numbers that are not finite" if fits else f"{given} for a float32 vector {[*x.shape]}"
     raise MethodError(f"{type(how).__name__}.code", what, "return the finite vector that is decoded")
 
 

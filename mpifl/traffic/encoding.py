@@ -14,7 +14,7 @@ import torch
 from mpifl.aggregation.update_filter import UpdateFilters
 from mpifl.core.types import Message, Reads, Report
 
-from .ledger import StatisticsSize, count_numbers, travels_whole
+from .ledger import StatisticsSize, count_numbers, row_bytes
 from .payload import NumberFormat
 
 
@@ -28,18 +28,6 @@ def download_bytes(reads: Reads, widths: Mapping[str, int], payload: NumberForma
     """
     rows = {name: 1 if isinstance(which, np.ndarray) else len(which) for name, which in reads.items()}
     return sum(row_bytes(payload, name, widths[name], n) for name, n in rows.items())
-
-
-def row_bytes(payload: NumberFormat, name: str, width: int, rows: int) -> int:
-    """Return the size in bytes of downloaded rows of a table.
-
-    Args:
-        payload: the form in which they are sent.
-        name: name of the table.
-        width: length of a row.
-        rows: number of rows.
-    """
-    return payload.row_bytes(name, width, rows, travels_whole(name))
 
 
 def time_stamp_bytes(payload: NumberFormat, time_stamps: bool) -> int:

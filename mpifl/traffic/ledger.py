@@ -49,6 +49,18 @@ def travels_whole(name: str) -> bool:
     return kind_of(name) == "seed"
 
 
+def row_bytes(payload: NumberFormat, name: str, width: int, rows: int = 1) -> int:
+    """Return the size in bytes of downloaded rows of a table.
+
+    Args:
+        payload: the form in which they are sent.
+        name: name of the table.
+        width: length of a row.
+        rows: number of rows.
+    """
+    return payload.row_bytes(name, width, rows, travels_whole(name))
+
+
 @dataclass(slots=True)
 class Entry:
     """Traffic of one step, direction, name, cast and stream.
@@ -429,27 +441,25 @@ class Ledger(Undoable):
                     continue
                 for row in which:
                     readers[name, row] += count
-                sizes[-1] += self._row_bytes(name, widths[name], len(which))
+                sizes[-1] += row_bytes(self.payload, name, widths[name], len(which))
         if isinstance(reads, CohortReads):
             self._streams[reads.clients] = np.array(streams, np.int64)[reads.which]
             self._count(step, "down", reads.clients, np.array(sizes, np.int64)[reads.which])
             for name, numbers in mixed.items():
-                clients, size = (
-                    reads.clients[np.isin(reads.which, numbers)],
-                    self._row_bytes(name, widths[name]),
-                )
+                clients = reads.clients[np.isin(reads.which, numbers)]
+                size = row_bytes(self.payload, name, widths[name])
                 self.add_down(step, name, clients, widths[name], size=size)
         else:
             for client, stream, size in zip(reads, streams, sizes, strict=True):
                 self._streams[client] = stream
                 self._count(step, "down", client, size)
             for name, numbers in mixed.items():
-                size = self._row_bytes(name, widths[name])
+                size = row_bytes(self.payload, name, widths[name])
                 for number in numbers:
                     self.add_down(step, name, [*reads][number], widths[name], size=size)
         for (name, row), count in readers.items():
             cast = "unicast" if count == 1 else "broadcast" if count == len(reads) else "group"
-            size = self._row_bytes(name, widths[name])
+            size = row_bytes(self.payload, name, widths[name])
             entry = self._entry(step, "down", name, cast, row, False)
             self._add(entry, count, count * size, 1, size, count * widths[name])
             self._cast(step, size)
@@ -481,10 +491,6 @@ class Ledger(Undoable):
             entry = self._entry(step, "down", name, cast, row, False)
             self._add(entry, count, sum(sizes), 1, max(sizes), sum(each))
             self._cast(step, max(sizes))
-
-    def _row_bytes(self, name: str, width: int, rows: int = 1) -> int:
-        """Return the size in bytes of downloaded rows of a table."""
-        return self.payload.row_bytes(name, width, rows, travels_whole(name))
 
     def total(self, direction: str, step: int | None = None) -> int:
         """Return the unicast bytes of one direction, of one step or of the whole run."""
