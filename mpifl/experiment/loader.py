@@ -556,7 +556,7 @@ def sums_of(config: Config) -> dict[str, str]:
     return sums
 
 
-_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # in C, if PyYAML was built with it: the same text
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # in C, if PyYAML was built with it: the same values
 
 
 def dump(config: Config) -> str:
