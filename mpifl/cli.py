@@ -32,19 +32,8 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, tuple[Command, dict[str, dict[str, Any]]]] = {}
 SECTIONS = (  # of a configuration; listed here because --help imports nothing heavy
     *("algorithm", "attack", "availability", "checkpoint", "clock", "data", "delay", "devices", "drift"),
-    *(
-        "evaluation",
-        "leavers",
-        "local",
-        "model",
-        "network",
-        "newcomers",
-        "output",
-        "payload",
-        "policy",
-        "privacy",
-    ),
-    *("recluster", "robust", "secure_aggregation", "seed", "start", "stop", "system", "task"),
+    *("evaluation", "leavers", "local", "model", "network", "newcomers", "output", "payload", "policy"),
+    *("privacy", "recluster", "robust", "secure_aggregation", "seed", "start", "stop", "system", "task"),
 )
 KEYS = f"""Keys of the configuration are options, too: --key.path value, or --key.path=value; values are YAML.
 `mpifl show run` has the keys in no section, `mpifl show SECTION` those of a section, `mpifl show local.lr`

@@ -89,11 +89,8 @@ def containing(word: str, most: int = 10) -> list[str]:
     for name, path in pages().items():
         sections = _sections(path.read_text(encoding="utf-8")) if wanted.strip() else ()
         for i, (heading, text) in enumerate(sections):
-            named, headed, count = (
-                i == 0 and wanted in name,
-                wanted in heading.lower(),
-                text.lower().count(wanted),
-            )
+            named, headed = i == 0 and wanted in name, wanted in heading.lower()
+            count = text.lower().count(wanted)
             if named or headed or count:
                 found.append((not named, not headed, -count, len(found), name, heading))
     best = [(name, heading) for *_, name, heading in sorted(found)[:most]]
