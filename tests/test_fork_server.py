@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import array
 import json
+import marshal
+import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 
@@ -67,6 +72,23 @@ def test_a_child_ends_with_who_asks_and_in_the_same_way(number, asks):
     child.send_signal(number)
     assert child.communicate(timeout=60) == ("", "")
     assert child.returncode == -number
+
+
+def test_a_child_ends_where_who_asks_has_ended_before_it_was_told_of_a_child(fork_servers, tmp_path):
+    """Its standard output ends with it."""
+    *_, folder = fork_servers.command(1, [])
+    asked = ["-c", "import time; time.sleep(600)"], mpi_environment({}), str(tmp_path)
+    request = marshal.dumps(asked)
+    output, written = os.pipe()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(f"{folder}0")
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [written] * 3))]
+        server.sendmsg([len(request).to_bytes(8, "big")], rights)
+        server.sendall(request)
+    os.close(written)
+    assert select.select([output], [], [], 60)[0], "it lives on"
+    assert os.read(output, 1) == b""
+    os.close(output)
 
 
 def test_a_child_that_is_killed_is_told_of_as_such(asks):

@@ -130,8 +130,13 @@ def ask(folder: str, arguments: Sequence[str]) -> int:
         server.sendall(request)
         with server.makefile("r") as answers:
             child = int(answers.readline())
+            woken, wakes = socket.socketpair()  # a signal just before a call that waits would wait, too
+            wakes.setblocking(False)
+            signal.set_wakeup_fd(wakes.fileno())
             for name in FORWARDED:
                 signal.signal(getattr(signal, name), lambda number, frame: pass_on(child, number))
+            while server not in select.select([server, woken], [], [])[0]:
+                woken.recv(64)
             code = os.waitstatus_to_exitcode(int(answers.readline()))
     if code < 0:  # end in the same way
         if -code != signal.SIGKILL:
@@ -200,14 +205,14 @@ def begin(connection: socket.socket) -> Request:
         return asked
     for stream in (0, 1, 2, *streams):
         os.close(stream)
-    try:
-        ended = os.pidfd_open(child)
+    ended = os.pidfd_open(child)
+    with suppress(OSError):  # of a process that asks and has been killed
         connection.sendall(b"%d\n" % child)
-        if ended not in select.select([connection, ended], [], [])[0]:
-            os.kill(child, signal.SIGKILL)  # the process that asks was killed
+    if ended not in select.select([connection, ended], [], [])[0]:
+        os.kill(child, signal.SIGKILL)
+    with suppress(OSError):
         connection.sendall(b"%d\n" % os.waitpid(child, 0)[1])
-    finally:
-        os._exit(0)
+    os._exit(0)
 
 
 def become(request: Request, path: Sequence[str]) -> None:
