@@ -35,7 +35,7 @@ Rows = list[dict[str, str]]
 
 RECENT_SECONDS = 120  # a run that wrote a file this recently may still be running
 MAX_FIGURE = 1e15
-NO_ROWS = b"\r\n"  # a table without rows and columns, as the ledger of a method that sends nothing
+NO_ROWS = b"\n", b"\r\n"  # a table without rows and columns, as the ledger of a method that sends nothing
 MAX_ALGORITHM_STATE_BYTES = 1 << 32
 NPZ_ERRORS = (
     *(OSError, ValueError, EOFError, KeyError, TypeError, OverflowError, MemoryError, SyntaxError),
@@ -386,7 +386,7 @@ def read_rows(path: Path, required: Mapping[str, re.Pattern[str]] | None = None)
         UserError: a required column is missing, or a value does not match the pattern of its column.
     """
     kinds = COLUMNS.get(path.name, {}) if required is None else required
-    if not path.exists() or path.read_bytes() == NO_ROWS:
+    if not path.exists() or path.read_bytes() in NO_ROWS:
         return []
     out = []
     for place, row in csv_file(path, "RUN", [*kinds]):

