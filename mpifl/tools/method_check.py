@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,18 @@ from mpifl.comm.mpi_startup import mpirun
 from mpifl.comm.single import Single
 from mpifl.core.algorithm import Algorithm, plain_visit
 from mpifl.core.capabilities import ServerEvaluation, uses
-from mpifl.core.errors import CodeFailed, Stopped, UserError, is_whole, require
+from mpifl.core.errors import CodeFailed, Stopped, UserError, first_of, is_whole, require
 from mpifl.core.imports import load_object
 from mpifl.core.registry import Registry
 from mpifl.core.rng import key
 from mpifl.core.trainer import GIFTS, Gift, LocalTrainer, trainer_of
+from mpifl.core.types import CohortReads, Server
 from mpifl.driver.run import run
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config
 from mpifl.experiment.section_checks import check_sections
 from mpifl.results.reader import Run, load
+from mpifl.runtime.hooks import ServerHooks
 from mpifl.traffic.compression import COMPRESSIONS, Codec, Compression, coded
 from mpifl.training.trainers import TRAINERS
 
@@ -174,12 +176,13 @@ class Trials:
     def all(self) -> Iterator[Finding]:
         """Yield the result of each trial."""
         try:
-            with _changes(type(self.config.algorithm)) as changed:
+            with _changes(type(self.config.algorithm)) as changed, _reads() as seen:
                 first = self._run("first", {})
         except (UserError, CodeFailed) as error:
             yield _failed("a run", error)
             return
         yield self._learns(first)
+        yield from seen.findings()
         yield _leaves_arguments(changed)
         yield (repeats := self._repeats(first))
         if repeats.passed:
@@ -466,6 +469,57 @@ def _changes(method: type[Algorithm]) -> Iterator[set[str]]:
     hooks: dict[str, Any] = {name: watched(name, getattr(method, name)) for name in ARGUMENTS}
     with patch.multiple(method, **hooks):
         yield changed
+
+
+@dataclass
+class Seen:
+    """Which rows of the server clients download, to train or to be evaluated, in a run.
+
+    Attributes:
+        rows: table -> number of its rows, when clients last read it.
+        read: table -> the rows that some client has read.
+    """
+
+    rows: dict[str, int] = field(default_factory=dict)
+    read: dict[str, set[int]] = field(default_factory=dict)
+
+    def add(self, server: Server, found: CohortReads) -> None:
+        """Add what some clients read of a server."""
+        for reads in found.distinct:
+            for name, rows in reads.items():
+                self.rows[name] = len(server.tables[name])
+                self.read.setdefault(name, set()).update(np.asarray(rows, int).tolist())
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield whether clients have read all rows of each table of several.
+
+        A row that nobody reads is no failure: clusters may be empty.
+        """
+        for name, rows in self.rows.items():
+            unread = sorted({*range(rows)} - self.read[name])
+            if rows > 1 and not unread:
+                yield Finding(True, f"clients read each of the {rows} rows of table {name!r}")
+            elif unread:
+                which = first_of([str(row) for row in unread])
+                text = f"{len(unread)} of the {rows} rows of table {name!r} are read by no client"
+                remedy = (
+                    "does `aggregate` assign clients to them (`Plan.assign`)? If clusters may stay empty, "
+                )
+                yield Finding(None, f"{text}: row {which}", f"{remedy}as in IFCA, there is nothing to do")
+
+
+@contextmanager
+def _reads() -> Iterator[Seen]:
+    """Yield what collects the rows that clients read while runs are made."""
+    seen, reads = Seen(), ServerHooks.reads
+
+    def watched(self: ServerHooks, hook: str, server: Server, clients: np.ndarray) -> CohortReads:
+        found = reads(self, hook, server, clients)
+        seen.add(server, found)
+        return found
+
+    with patch.object(ServerHooks, "reads", watched):
+        yield seen
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -56,6 +56,43 @@ def test_a_sound_method_passes(tmp_path, monkeypatch, capsys):
     assert "ok   2 ranks: the same digest and bytes" in lines
 
 
+TWO_ROWS = """
+    def setup(self, problem, fingerprints, key):
+        rows = torch.stack([problem.init(0), problem.init(1)])
+        return Server({"model": rows}, np.arange(problem.num_clients) * 0)
+
+    def aggregate(self, server, notes):
+        labels = LABELS[notes.client]
+        weights = np.ones(len(notes))
+        return Plan([by_cluster(labels, 2, weights)], assign=LABELS)
+"""
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ("0 * server.assign", "note 1 of the 2 rows of table 'model' are read by no client: row 1"),
+        ("np.arange(len(server.assign)) % 2", "ok   clients read each of the 2 rows of table 'model'"),
+    ],
+    ids=["nobody is assigned", "half of them are"],
+)
+def test_a_row_that_no_client_reads_is_said_and_is_no_failure(labels, said, tmp_path, monkeypatch, capsys):
+    """A clustered method that assigns nobody to its second row trains one model, as FedAvg does."""
+    head = HEAD[: HEAD.index("    def aggregate")].replace("import average", "import by_cluster")
+    head = head.replace("import numpy as np", "import numpy as np\nimport torch")
+    head = head.replace("import Algorithm", "import Algorithm, Server")
+    monkeypatch.setitem(globals(), "HEAD", head + TWO_ROWS.replace("LABELS", f"({labels})"))
+    code, lines = tried(tmp_path, monkeypatch, capsys, SOUND)
+    assert code == 0
+    assert said in lines
+    assert len([line for line in lines if "rows of table" in line]) == 1
+
+
+def test_a_method_of_one_row_hears_nothing_of_rows(tmp_path, monkeypatch, capsys):
+    _, lines = tried(tmp_path, monkeypatch, capsys, SOUND)
+    assert not any("rows of table" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("weight", "found", "remedy"),
     [
