@@ -75,6 +75,7 @@ COLUMNS: dict[str, Column] = {
     "gflops": Column("GFLOP of clients", "flops", 1e-9, "g4"),
     "joules": Column("energy of clients, J", "joules", form="g4"),
     "recovery": Column("recovery, steps", "recovery_steps", form="g3", better=-1),
+    "recovery_s": Column("recovery, s", "recovery_seconds", form="g3", better=-1),
     "mb_clustering": Column("MB to cluster", "clustering_bytes", 1e-6, "g4", -1),
     "lost": Column("score lost", "score_lost", form="g3", better=-1),
     "virtual_s": Column("virtual s", "virtual_seconds", form="g4"),

@@ -9,11 +9,12 @@ import numpy as np
 
 from .metric import SPREADS, Metric, metric_of_column
 
-HIGHER = ("ari", "nmi", "purity")  # columns of no metric in which higher is better, and prefixes of such
+# columns of no metric, and prefixes of such
+HIGHER = ("ari", "nmi", "purity", "recovered")
 LOWER = (
     *("loss", "train_loss", "federation_bytes", "seconds", "virtual_seconds", "churn", "refusal_rate"),
     *("mixture_kl", "client_distance", "head_distance", "staleness"),
-    *("flops", "forward", "backward", "joules"),
+    *("flops", "forward", "backward", "joules", "clustering_bytes", "recovery", "score_lost"),
 )
 ROUNDING = 1e-9  # relative difference that a change in the order of sums may cause; counts as none
 

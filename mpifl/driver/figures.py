@@ -117,8 +117,7 @@ def before_training(context: RunContext, record: Record, visits: np.ndarray) -> 
 def recovery(context: RunContext, record: Record, running: RunningFigures) -> dict[str, float]:
     """Add an evaluation to the running figures, and return the columns of drift; nothing without drift.
 
-    The columns are `recovery_steps`, `recovered` and `score_lost` (`results/recovery.py`), over the changes
-    of data so far.
+    The columns are those of `recovery_figures`, over the changes of data so far.
 
     Args:
         context: context of the run.
@@ -130,8 +129,9 @@ def recovery(context: RunContext, record: Record, running: RunningFigures) -> di
     task = context.config.task
     scores = with_diverged(record.scores, task.scored)[task.metric.name]
     known = scores[~np.isnan(scores)]
-    running.scores.append((record.step, float(known.mean()) if known.size else np.nan))
-    return recovery_figures(recoveries_of(context, running))
+    mean = float(known.mean()) if known.size else np.nan
+    running.scores.append((record.step, mean, record.virtual_seconds or 0.0))
+    return recovery_figures(recoveries_of(context, running), timed=running.timed)
 
 
 def clustering_costs(context: RunContext, server_step: ServerStep) -> dict[str, int]:
@@ -170,9 +170,10 @@ def costs_since(events: Sequence[Mapping[str, Any]], server_step: ServerStep) ->
 def recoveries_of(context: RunContext, running: RunningFigures) -> list[dict[str, Any]]:
     """Return what became of the score after each change of data so far, see `recoveries`."""
     drift, metric = context.config.drift, context.config.task.metric
-    steps, scores = [step for step, _ in running.scores], [score for _, score in running.scores]
+    steps, scores, seconds = map(list, zip(*running.scores, strict=True)) if running.scores else ([], [], [])
     events = [at for at in context.federation.change_steps if steps and at <= steps[-1]]
-    return recoveries(steps, scores, events, drift.recovered, metric.better)
+    begins = [running.begins[at] for at in events] if running.timed else []
+    return recoveries(steps, scores, events, drift.recovered, metric.better, seconds, begins)
 
 
 def cluster_scores(context: RunContext, record: Record) -> list[float]:

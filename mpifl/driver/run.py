@@ -360,6 +360,9 @@ def observer(
         restore(settings)  # a policy of the user's own runs on rank 0 only
         timing = by_number(context.transport, record.timing)
         file.step, file.timing = record.step, timing or file.timing
+        if context.config.drift.kind is not None:
+            seconds, changes = record.virtual_seconds or 0.0, context.federation.change_steps
+            recorder.running.stepped(record.step, seconds, changes)
         if record.updates and not record.again:
             recorder.record_updates(record.step, record.updates)
         for client, divergence in () if record.again else estimated(context, record):

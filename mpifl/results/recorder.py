@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,14 +63,35 @@ class RunningFigures:
         divergence: sum of the divergences of all uploads.
         uploads: number of these uploads.
         clusters: for each evaluation that follows a step, the score of each cluster on its own test set.
-        scores: step and mean score over clients of each evaluation, under drift.
+        scores: step, mean score over clients and seconds on the run's clock of each evaluation, under drift.
+        begins: step from which on data changed, and the seconds on the run's clock when it began.
+        seconds: time on the run's clock after the last step, under drift; 0 without a clock.
     """
 
     estimates: dict[int, float] = field(default_factory=dict)
     divergence: float = 0.0
     uploads: int = 0
     clusters: list[list[float]] = field(default_factory=list)
-    scores: list[tuple[int, float]] = field(default_factory=list)
+    scores: list[tuple[int, float, float]] = field(default_factory=list)
+    begins: dict[int, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def timed(self) -> bool:
+        """Whether the run's clock has shown any time at an evaluation."""
+        return any(seconds for _, _, seconds in self.scores)
+
+    def stepped(self, step: int, seconds: float, changes: Collection[int]) -> None:
+        """Take note of a step: a step of `changes` began when the step before it ended.
+
+        Args:
+            step: the step that has ended; it may be told twice.
+            seconds: time on the run's clock; 0 without a clock.
+            changes: steps from which on data change.
+        """
+        if step in changes:
+            self.begins.setdefault(step, self.seconds)
+        self.seconds = seconds
 
     def estimated(self, client: int, divergence: float) -> None:
         """Add an upload from which the mixture of a client was estimated."""
@@ -106,14 +127,17 @@ class RunningFigures:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, serialisable as JSON."""
-        return {**vars(self), "estimates": list(self.estimates.items())}
+        pairs = {name: list(getattr(self, name).items()) for name in ("estimates", "begins")}
+        return {**vars(self), **pairs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of a checkpoint."""
         self.estimates = {k: kl for k, kl in state["estimates"]}
         self.divergence, self.uploads = state["divergence"], state["uploads"]
         self.clusters = [list(scores) for scores in state["clusters"]]
-        self.scores = [(step, score) for step, score in state["scores"]]
+        self.scores = [(step, score, seconds) for step, score, seconds in state["scores"]]
+        self.begins = {step: seconds for step, seconds in state.get("begins", ())}
+        self.seconds = state.get("seconds", 0.0)
 
 
 def written_clients(choice: str, num_clients: int, key: Key) -> np.ndarray | None:

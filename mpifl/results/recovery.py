@@ -10,7 +10,13 @@ import numpy as np
 
 
 def recoveries(
-    steps: Sequence[int], scores: Sequence[float], events: Sequence[int], share: float, better: int
+    steps: Sequence[int],
+    scores: Sequence[float],
+    events: Sequence[int],
+    share: float,
+    better: int,
+    seconds: Sequence[float] = (),
+    begins: Sequence[float] = (),
 ) -> list[dict[str, Any]]:
     """Return what became of a score after each change of the data.
 
@@ -21,13 +27,12 @@ def recoveries(
         share: the score is recovered once it has this share of the score before the event (an error: once it
             is at most the error before, divided by the share).
         better: 1 if more is better, -1 if less is.
+        seconds: time of each evaluation on the run's clock; empty if it has none.
+        begins: time at which the step of each event began; empty if the run has no clock.
 
     Returns:
-        For each event: `step`; `before`, the last score before it; `worst`, the worst after it;
-        `recovered_after`, steps from the event to the first evaluation after the worst at which the score is
-        recovered (None: never), 0 if it never fell so far; `lost`, the sum over evaluations of what the score
-        lacks of `before`, times the steps since the evaluation or event before: score times steps.
-        Events before or after which nothing is evaluated have NaN, and None.
+        For each event, the keys of `OF_CHANGES` but those of costs; the times only with a clock. Events
+        before or after which nothing is evaluated have NaN, and None.
     """
     at, found = np.array(steps), np.array(scores, float)
     out: list[dict[str, Any]] = []
@@ -41,6 +46,7 @@ def recoveries(
             "recovered_after": None,
             "lost": nan,
         }
+        row |= {"begins_s": begins[i], "recovered_after_s": None} if len(begins) else {}
         out.append(row)
         if not len(earlier) or not len(later):
             continue
@@ -52,21 +58,35 @@ def recoveries(
         good = lowest + np.flatnonzero((after[lowest:] - goal) * better >= 0)
         row |= {"before": before, "worst": float(after[lowest]), "lost": float(gaps @ widths)}
         if len(good):
-            row["recovered_after"] = int(at[later[good[0]]] - event) if good[0] > lowest else 0
+            back = later[good[0]]
+            fell = good[0] > lowest
+            row["recovered_after"] = int(at[back] - event) if fell else 0
+            if len(begins):
+                row["recovered_after_s"] = float(seconds[back] - begins[i]) if fell else 0.0
     return out
 
 
-def recovery_figures(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def recovery_figures(found: Sequence[Mapping[str, Any]], timed: bool = False) -> dict[str, float]:
     """Return figures over all events of a run so far.
 
+    Args:
+        found: what `recoveries` returned.
+        timed: whether the run has a clock.
+
     Returns:
-        `recovery_steps`: mean of `recovered_after`, NaN if an event was not recovered from; `recovered`:
-        share of the events that were; `score_lost`: sum of `lost`.
+        `recovery_steps`: mean of `recovered_after`, NaN if an event was not recovered from; with a clock
+        `recovery_seconds`, the same of `recovered_after_s`; `recovered`: share of the events that were
+        recovered from; `score_lost`: sum of `lost`.
     """
-    after = [row["recovered_after"] for row in found]
-    back = [steps for steps in after if steps is not None]
+
+    def mean(name: str) -> float:
+        after = [row[name] for row in found]
+        return float(np.mean(after)) if after and None not in after else nan
+
+    back = [row["recovered_after"] is not None for row in found]
     return {
-        "recovery_steps": float(np.mean(back)) if back and len(back) == len(after) else nan,
-        "recovered": len(back) / len(after) if after else nan,
+        "recovery_steps": mean("recovered_after"),
+        **({"recovery_seconds": mean("recovered_after_s")} if timed else {}),
+        "recovered": float(np.mean(back)) if back else nan,
         "score_lost": float(np.sum([row["lost"] for row in found])),
     }

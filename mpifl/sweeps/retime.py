@@ -22,6 +22,7 @@ from mpifl.experiment.schema import Config
 from mpifl.experiment.section_checks import check_sections
 from mpifl.results import run_folder as folders
 from mpifl.results.reader import Run, load
+from mpifl.results.recovery import recoveries, recovery_figures
 from mpifl.simulation.durations import VisitDuration, visit_duration
 from mpifl.traffic.ledger import Moved
 from mpifl.training.per_client import local_configs, names_devices
@@ -212,13 +213,42 @@ def write_retimed(run: Run, config: Config) -> Path:
     for name in ("visits.csv", "clients.csv"):
         folders.write_csv(folder / name, (_with_device(row, devices) for row in run.rows(name)))
     rows = [{**row, "virtual_seconds": times[int(row["round"])]} for row in run.rows("metrics.csv")]
+    changes_of_data = _recoveries(run, config, times, rows)
     folders.write_csv(folder / "metrics.csv", rows)
     files = {key: value for key, value in run.files.items() if key not in loader.FILES_OF_TIMES}
     files |= {key: value for key, value in loader.sums_of(config).items() if key in loader.FILES_OF_TIMES}
     changes = {"settings": loader.settings(config), "retimed_from": run.folder.name, "files": files}
+    told = {"drift": changes_of_data} if changes_of_data else {}
     kept = {name: value for name, value in run.summary.items() if name != "beginning"}  # it computes nothing
-    write_json(folder / "summary.json", folders.without_infinity({**kept, **changes}))
+    write_json(folder / "summary.json", folders.without_infinity({**kept, **changes, **told}))
     return folder
+
+
+def _recoveries(
+    run: Run, config: Config, times: Mapping[int, float], rows: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return `drift` of `summary.json` with other times; `recovery_seconds` in rows of `metrics.csv` follows.
+
+    Args:
+        run: the run.
+        config: its configuration with other times.
+        times: when each round ends.
+        rows: the rows of `metrics.csv`, which are changed.
+    """
+    before = run.summary.get("drift", [])
+    events = [row["step"] for row in before]
+    steps, scores = run.series["round"].astype(int).tolist(), run.series[f"{run.metric.name}_mean"].tolist()
+    seconds, found = [times[step] for step in steps], list[dict[str, Any]]()
+    for i, row in enumerate(rows if events else ()):
+        known = [step for step in events if step <= steps[i]]
+        evaluated = steps[: i + 1], scores[: i + 1]
+        begins = [times[step - 1] for step in known]
+        share, better = config.drift.recovered, run.metric.better
+        found = recoveries(*evaluated, known, share, better, seconds[: i + 1], begins)
+        if any(seconds[: i + 1]):
+            row["recovery_seconds"] = recovery_figures(found, timed=True)["recovery_seconds"]
+    new = ({name: event[name] for name in ("begins_s", "recovered_after_s")} for event in found)
+    return [{**old, **of_time} for old, of_time in zip(before, new, strict=True)]
 
 
 def _visit_duration(run: Run, config: Config) -> VisitDuration:

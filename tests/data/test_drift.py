@@ -218,7 +218,11 @@ def test_a_change_at_a_time_holds_from_the_step_that_begins_then(tmp_path):
         assert of[2] == of[0]
     told = [load(folder).summary["drift"] for folder in found]
     assert told[0] == told[1] == told[2]
-    assert len(told[0]) == 1
+    (change,) = told[0]
+    assert change["begins_s"] == 2.0
+    assert change["recovered_after_s"] == change["recovered_after"]
+    last = read_rows(found[1] / "metrics.csv")[-1]
+    assert last["recovery_seconds"] == last["recovery_steps"]
 
 
 def test_in_an_asynchronous_run_a_change_at_a_time_is_one_at_the_step_that_begins_next(tmp_path):
@@ -235,6 +239,14 @@ def test_in_an_asynchronous_run_a_change_at_a_time_is_one_at_the_step_that_begin
         run(tmp_path / name, *options, "--drift", f"{{kind: concept, share: 1, {when}}}")
         for name, when in (("step", "at: [4]"), ("time", f"at_s: [{middle}]"))
     ]
+    for folder in folders:
+        (change,) = load(folder).summary["drift"]
+        assert (change["step"], change["begins_s"]) == (4, max(times[2]))
+        row = next(r for r in read_rows(folder / "metrics.csv") if int(r["round"]) == 4)
+        back = change["recovered_after"]
+        at = next((r for r in read_rows(folder / "metrics.csv") if back and int(r["round"]) == 4 + back), row)
+        since = float(at["virtual_seconds"]) - max(times[2]) if back else back
+        assert change["recovered_after_s"] == (None if since is None else pytest.approx(since))
     models = [(folder / "model.safetensors").read_bytes() for folder in folders]
     assert models[0] == models[1] != (tmp_path / "plain" / "tiny-x" / "model.safetensors").read_bytes()
 

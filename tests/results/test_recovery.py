@@ -24,6 +24,24 @@ def test_a_fall_and_a_fall_that_is_too_small():
     assert figures == {"recovery_steps": 1.0, "recovered": 1.0}
 
 
+def test_recovery_in_seconds_counts_from_the_beginning_of_the_step_to_the_evaluation():
+    """Evaluations at 10, 20, 40, 45 and 60 s: step 3 begins at 20 s, and 0.78 at 60 s is 0.95 of 0.8.
+
+    The score of the change at step 6 is at 1.0 at once. A run without a clock has no times.
+    """
+    scores, seconds = [0.7, 0.8, 0.4, 0.6, 0.78, 1.0], [10.0, 20.0, 40.0, 45.0, 60.0, 75.0]
+    first, second = recoveries([*range(1, 7)], scores, [3, 6], 0.95, 1, seconds, [20.0, 60.0])
+    assert (first["begins_s"], first["recovered_after"], first["recovered_after_s"]) == (20.0, 2, 40.0)
+    assert (second["begins_s"], second["recovered_after"], second["recovered_after_s"]) == (60.0, 0, 0.0)
+    assert recovery_figures([first, second], timed=True)["recovery_seconds"] == 20.0
+    (never,) = recoveries([2, 3], [0.8, 0.1], [3], 0.95, 1, [1.0, 2.0], [1.0])
+    assert never["recovered_after_s"] is None
+    assert math.isnan(recovery_figures([never], timed=True)["recovery_seconds"])
+    (untimed,) = recoveries([*range(1, 7)], scores, [3], 0.95, 1)
+    assert "recovered_after_s" not in untimed
+    assert "recovery_seconds" not in recovery_figures([untimed], timed=False)
+
+
 def test_a_score_that_falls_late_is_not_recovered_before_it_falls():
     """Clients change one by one: still 0.8 at step 3, 0.5 at step 5, 0.78 at step 6."""
     (found,) = recoveries([2, 3, 4, 5, 6], [0.8, 0.8, 0.7, 0.5, 0.78], [3], 0.95, 1)

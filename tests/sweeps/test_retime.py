@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,18 @@ def test_a_run_of_adapters_is_retimed_by_the_size_of_the_whole_model(tmp_path):
     again = retime(str(tmp_path / "tiny-plain"), ["--network.name", "wired"])
     assert column(again, "virtual_seconds") == column(tmp_path / "tiny-wired", "virtual_seconds")
     assert float(column(again, "virtual_seconds")[-1]) < 2 * 3  # of the whole model
+
+
+def test_recovery_from_drift_is_retimed(tmp_path):
+    """Data change at rounds 2 and 4 of 6: steps stay, seconds are those of the other network."""
+    drift = ["--drift", "{kind: swap, at: [2, 4], share: 0.5, recurring: true}", "--evaluation.every", "1"]
+    for name, network in (("plain", []), ("slow", SLOW)):
+        place = ["--output.folder", str(tmp_path), "--output.id", name, "--rounds", "6", "-q"]
+        assert cli.main(["run", str(TINY), *drift, *place, *network]) == 0
+    again, direct = retime(str(tmp_path / "tiny-plain"), SLOW), tmp_path / "tiny-slow"
+    assert column(again, "recovery_seconds") == column(direct, "recovery_seconds")
+    told = [json.loads((f / "summary.json").read_text())["drift"] for f in (again, direct)]
+    assert told[0] == told[1] != []
 
 
 def test_a_retimed_run_can_be_retimed(runs):
