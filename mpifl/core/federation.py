@@ -249,6 +249,7 @@ class Federation(ABC):
             where they change).
         groups: int64 [N], the hidden group of each client, or None where there is no ground truth.
         class_names: names of the classes, labels or targets; empty if they have none.
+        client_names: name of each client in the source or in the file of a split; empty if they have none.
         attackers: int64, the clients that attack (section `attack`), or None.
         targets: int64, the clients whose accuracy is reported separately (those a backdoor is aimed at), or
             None.
@@ -265,6 +266,7 @@ class Federation(ABC):
     targets: np.ndarray | None = None
     attackers: np.ndarray | None = None
     class_names: tuple[str, ...] = ()
+    client_names: Sequence[str | int] = ()
     content: Mapping[str, str] = MappingProxyType({})
 
     @property

@@ -119,6 +119,9 @@ class PoolFederation(Federation):
         if spec.targets is not None and spec.groups is not None:
             self.targets = np.flatnonzero(spec.groups == spec.targets)
         self.facts: dict[str, Any] = dict(spec.facts)
+        named = (self.facts.get(name) for name in ("clients", "origins"))
+        lists = (names for names in named if isinstance(names, (list, tuple)))
+        self.client_names = next((names for names in lists if len(names) == self.num_clients), ())
         self._ops: dict[str, tuple[Op, ...]] = {name: spec.ops for name in SPLITS} | dict(spec.split_ops)
         self.extra = tuple(name for name in spec.split_ops if name not in SPLITS)
         self._public, self._group_test_sets = spec.public, spec.group_test_sets

@@ -199,7 +199,8 @@ class ScenarioSpec:
         group_test_sets: addresses of the test samples of whole groups, one array for each group.
         names: short description of each group.
         targets: the group whose accuracy is reported separately, or None.
-        facts: facts that the scenario reports about itself, beyond counts.
+        facts: facts that the scenario reports about itself, beyond counts. A list of N under `clients` or
+            `origins` names the clients, in `clients.csv` and `clusters.csv`.
         remarks: returns lines for the user about the partitions from `splits`; printed at every start.
     """
 

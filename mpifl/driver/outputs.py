@@ -128,8 +128,35 @@ def finish(
         algorithm_state=server.algorithm_state,
         summary=summary,
         layout=context.problem.layout,
+        presence=presence(context, server.version, recorder.virtual_seconds),
     )
     return fault
+
+
+def presence(context: RunContext, step: int, seconds: float) -> list[dict[str, Any]] | None:
+    """Return the rows of `presence.csv`: which clients have joined and left, in the order of time.
+
+    Args:
+        context: context of the run.
+        step: the last server step.
+        seconds: time on the run's clock after it.
+
+    Returns:
+        Rows with `client`, `event` (`joins` or `leaves`), and the first `step` in which the client takes
+        part, or takes part no more; under policies that count seconds, `seconds` on the run's clock. None if
+        all clients are there from the first step to the last.
+    """
+    by_step, decisions = context.config.policy.joins_by_step, context.decisions
+    if not decisions.joins and not decisions.leaves:
+        return None
+    unit, end = ("step", step) if by_step else ("seconds", seconds)
+    found = [
+        {unit: when, "client": client, "event": event}
+        for event, whose in (("joins", decisions.joins), ("leaves", decisions.leaves))
+        for client, when in whose.items()
+        if when <= end
+    ]
+    return sorted(found, key=lambda row: (row[unit], row["client"]))
 
 
 def export(

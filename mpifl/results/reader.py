@@ -75,12 +75,13 @@ COLUMNS: dict[str, dict[str, re.Pattern[str]]] = {  # file -> its required colum
     "clusters.csv": dict.fromkeys(("client", "cluster", "group"), INTEGER),
     "assignments.csv": dict.fromkeys(("round", "client", "cluster"), INTEGER),
     "groups.csv": dict.fromkeys(("since", "client", "group"), INTEGER),
+    "presence.csv": {"client": INTEGER, "event": re.compile("joins|leaves")},
     "timing.csv": {"rank": INTEGER},
     "events.csv": {"staleness": INTEGER, "time": NUMBER},
 }
 FIGURES = ("ranks", "clients", "rounds", "model_parameters", "mpi_bytes", "wall_seconds")  # of summary.json
 OF_CLIENTS = (
-    *("clients.csv", "clusters.csv", "assignments.csv", "groups.csv"),
+    *("clients.csv", "clusters.csv", "assignments.csv", "groups.csv", "presence.csv"),
     *("client_traffic.csv", "client_computation.csv", "visits.csv"),
 )
 
@@ -213,6 +214,8 @@ class Run:
     """`assignments.csv`: the clusters at the first evaluation, and all changes at later ones."""
     groups = _table("groups.csv")
     """`groups.csv`: the true groups at the beginning, and all later changes; empty if there are none."""
+    presence = _table("presence.csv")
+    """`presence.csv`: which clients joined and left during the run; empty if all were always there."""
     ledger = _table("ledger.csv")
     """`ledger.csv`: the bytes a federation would have sent, by step, direction and kind."""
     computation = _table("computation.csv")

@@ -174,6 +174,7 @@ class Recorder:
         updates: `updates.csv`.
         assignments: `assignments.csv`: the clusters at the first evaluation, and all changes at later ones.
         last: figures of the last evaluation.
+        virtual_seconds: time on the simulated clock at the last evaluation; 0 without one.
         clients: rows of `clients.csv` at the last evaluation.
         timing: rows of `timing.csv`.
         running: running figures over uploads and evaluations.
@@ -198,6 +199,7 @@ class Recorder:
         import_scipy_optimize()
         self.timing: list[dict[str, Any]] = []
         self.last: dict[str, float | int] = {}
+        self.virtual_seconds = 0.0
         self.clients: list[dict[str, Any]] = []
         self._labels: np.ndarray | None = None  # of the last evaluation [N]
         self._step = 0  # of the last evaluation
@@ -278,6 +280,7 @@ class Recorder:
             )
         )
         self._placed = np.ones(len(labels), bool) if placed is None else placed
+        self.virtual_seconds = virtual_seconds or 0.0
         virtual = {} if virtual_seconds is None else {"virtual_seconds": virtual_seconds}
         self._check_own(train)
         first = {"round": step, "seconds": round(seconds, 3), **virtual, **self.last}
@@ -440,6 +443,7 @@ class Recorder:
         algorithm_state: Mapping[str, np.ndarray],
         summary: Mapping[str, Any],
         layout: Layout | None = None,
+        presence: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         """Write the files whose content is known at the end, `summary.json` last.
 
@@ -451,6 +455,7 @@ class Recorder:
             algorithm_state: content of `algorithm_state.npz`.
             summary: content of `summary.json`, to which figures of distances and updates are added.
             layout: layout of the model, written to the metadata of `model.safetensors`; None writes none.
+            presence: rows of `presence.csv`; None for no such file.
         """
         self.write_arrivals()
         clients = np.array([row["client"] for row in self.clients], np.int64)
@@ -464,11 +469,15 @@ class Recorder:
                 row["device"] = self.devices[k]
             if self.federation.attackers is not None:
                 row["attacker"] = int(k in self.federation.attackers)
+            if self.federation.client_names:
+                row["client_name"] = self.federation.client_names[k]
         if self._writes_clients:
             write_csv(self.folder / "clients.csv", self.clients)
             write_columns(self.folder / "clusters.csv", self._clusters())
             if self.federation.regroups:
                 write_csv(self.folder / "groups.csv", self._true_groups())
+            if presence is not None:
+                write_csv(self.folder / "presence.csv", self._of_written(presence))
         write_csv(self.folder / "ledger.csv", ledger)
         write_csv(self.folder / "computation.csv", computation)
         write_csv(self.folder / "mpi_traffic.csv", mpi_traffic)
@@ -524,13 +533,22 @@ class Recorder:
                     figures.setdefault(f"{name}_group{row['group']}", []).append(float(row[name]))
         return {"updates": {block: {k: _mean(v) for k, v in sorted(f.items())} for block, f in found.items()}}
 
-    def _clusters(self) -> dict[str, list[int]]:
-        """Return the columns of `clusters.csv`: final cluster, true group (-1: none), whether placed."""
+    def _of_written(self, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return the rows of the clients whose rows are written."""
+        if self.written is None:
+            return list(rows)
+        written = {*self.written.tolist()}
+        return [row for row in rows if row["client"] in written]
+
+    def _clusters(self) -> dict[str, list[Any]]:
+        """Return the columns of `clusters.csv`: final cluster, true group (-1: none), if placed, name."""
         final = np.zeros(0, int) if self._labels is None else self._labels
         truth = self.groups if self.groups is not None else np.full(len(final), -1)
         who = np.arange(len(final)) if self.written is None else self.written[: len(final)]
         columns = {"client": who, "cluster": final[who], "group": truth[who], "placed": self._placed[who]}
-        return {name: values.astype(int).tolist() for name, values in columns.items()}
+        found: dict[str, list[Any]] = {name: of.astype(int).tolist() for name, of in columns.items()}
+        names = self.federation.client_names
+        return found | ({"client_name": [names[k] for k in found["client"]]} if names else {})
 
 
 def _mean(values: Sequence[float]) -> float:
