@@ -9,7 +9,7 @@ import numpy as np
 
 from mpifl.core.errors import first_of
 
-from . import statistics
+from . import drift, statistics
 from .comparison import COLUMNS, NAMES, NO_TEST, STD, Column, Comparison, Contrast, Problem, seed_of
 from .seed_groups import metric_of
 from .tables import BEST, TIED, Cell, Table
@@ -141,6 +141,10 @@ def _notes(comparison: Comparison, keys: Sequence[str]) -> Iterator[str]:
             if np.isfinite(until):
                 place = f" in {problem.name}" if problem.name else ""
                 yield f"{key}: means of min(needed, {until:.4g}){place}, where the first run without it ends"
+    moving = dict.fromkeys(text for group in groups if (text := drift.described(group.runs[0])))
+    if moving:
+        some = "" if all(group.runs[0].changes for group in groups) else "some runs: "
+        yield f"drift: {some}{first_of([*moving])}"
     if comparison.repeated:
         yield f"left out, they repeat another run to the digest: {first_of([*comparison.repeated])}"
     if comparison.rerun:

@@ -22,7 +22,7 @@ from mpifl.core.units import byte_unit
 from mpifl.results.reader import Run
 from mpifl.supervision.logging import warn_once
 
-from . import statistics_drawn
+from . import drift, statistics_drawn
 from .comparison import Comparison
 from .seed_groups import AXES, Group, axes_of, metric_of, rounds_title
 from .statistics_drawn import Bar
@@ -102,7 +102,7 @@ def curves(
 ) -> Figure | None:
     """Draw a column of `metrics.csv` against rounds, bytes and virtual time, in the order of `axes_of`.
 
-    Lines show means over seeds, bands the range.
+    Lines show means over seeds, bands the range, and dotted vertical lines where data change (`drift`).
 
     Args:
         groups: the groups of runs.
@@ -136,6 +136,8 @@ def curves(
             axis.plot(x, drawable(y.mean(0)), label=group.name, **look, **mark)
             if seconds[i]:
                 axis.plot(x, drawable(group.column(dashed).mean(0)), **{**look, "ls": "--"})
+            for place in drift.places(group, kind):
+                axis.axvline(place / 1e6 if kind == "bytes" else place, color=look["color"], ls=":", lw=0.8)
             if len(group.runs) > 1:
                 band = drawable(y.min(0)), drawable(y.max(0))
                 axis.fill_between(x, *band, color=look["color"], alpha=0.2, lw=0)

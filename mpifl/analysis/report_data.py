@@ -26,7 +26,7 @@ from mpifl.core.textfiles import json_mapping
 from mpifl.results import identity
 from mpifl.results.reader import Run
 
-from . import statistics_drawn
+from . import drift, statistics_drawn
 from .comparison import Comparison, column_of
 from .figures import pair_matrices, phase_seconds, silhouette_of
 from .seed_groups import Group, axes_of, rounds_title
@@ -94,7 +94,7 @@ def curves(groups: Sequence[Group]) -> dict[str, Any]:
         first (see `axes_of`); `known`: all axes; `same`: titles of
         the axes that are proportional to rounds; `metrics`; `thinned`: whether curves are thinned; `groups`:
         for each group the word for a round, its positions on all axes, the mean, minimum and maximum of each
-        metric over seeds, and the records of its runs (`_records`).
+        metric over seeds, the records of its runs (`_records`), and under drift where data change.
     """
     known = axes_of(groups, [a for a in AXES if a == "round" or any(g.has(a) for g in groups)])
     offered = [a for a in known if a == "round" or not _like_rounds(groups, a)]
@@ -179,7 +179,11 @@ def _group_curves(group: Group, axes: Sequence[str], metrics: Sequence[str], thi
             bands = (values.mean(0), values.min(0), values.max(0))
             y[name] = [_rounded(v) for v in (bands if len(group.runs) > 1 else bands[:1])]
     records = [_records(group, run, axes) for run in group.runs]
-    return {"word": group.word, "x": x, "y": y, "records": records}
+    found = {"word": group.word, "x": x, "y": y, "records": records}
+    if len(steps := drift.steps_of(group)):
+        at = {axis: _along(axis, drift.places(group, axis)) for axis in x}
+        found["drift"] = {"kind": drift.kind_of(group.runs[0]), "steps": _rounded(steps), "x": at}
+    return found
 
 
 def _records(group: Group, run: Run, axes: Sequence[str]) -> list[list[float | int | None]]:
@@ -266,6 +270,8 @@ def facts(run: Run) -> dict[str, str]:
         "task": _section(config.get("task")) if "task" in run.non_default else "",
         "local training": _entries(config.get("local"), (None, [], 0, "none")),
         **{name: _section(config.get(name)) for name in ("policy", "delay", "network", "payload")},
+        "drift": drift.described(run),
+        **{n: _entries(run.non_default.get(n)) for n in ("recluster", "newcomers", "leavers")},
         "evaluation": _entries(config.get("evaluation"), (None, False, [], 0)),
         "seeds": (
             f"{next(iter(seeds.values()))} (data, model, training, system)"

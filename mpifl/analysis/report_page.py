@@ -15,7 +15,7 @@ from mpifl.core import version
 from mpifl.core.timing import PHASES
 from mpifl.core.units import in_bytes
 
-from . import report_data, survival
+from . import drift, report_data, survival
 from .seed_groups import Group, metric_of
 from .tables import BEST, TIED, Cell, Table, signed
 
@@ -26,6 +26,7 @@ TITLES = {  # section -> its title in the navigation
     "what": "What was run",
     "curves": "Curves",
     "final": "Final figures",
+    "drift": "Drift",
     "statistics": "Over seeds",
     "traffic": "Bytes",
     "clusters": "Clusters and clients",
@@ -77,7 +78,9 @@ def page(
     known = [report_data.facts(run) for group in groups for run in group.runs]
     common, different = _divided(known)
     stale = any(detail["staleness"] for detail in details)
+    changes = drift.table(groups)
     shown = {
+        "drift": changes is not None,
         "statistics": bool(statistics),
         "traffic": bool(traffic),
         "staleness": stale,
@@ -120,6 +123,7 @@ def page(
             "A click on a title sorts."
         ),
         "final_table": as_html(final, "final-table"),
+        "drift_table": "" if changes is None else as_html(changes, "drift-table"),
         "statistics": statistics,
         "details_note": escape(
             "These figures, staleness and the time of ranks are of one run at a time."

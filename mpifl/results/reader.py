@@ -130,6 +130,20 @@ class Run:
         about = self.summary.get("ended")
         return str(about.get("reason", "")) if isinstance(about, Mapping) else ""
 
+    @cached_property
+    def changes(self) -> list[dict[str, Any]]:
+        """A row for each change of data, ascending by `step`: `drift` of `summary.json`; empty without drift.
+
+        Raises:
+            UserError: `summary.json` has something else there.
+        """
+        rows = self.summary.get("drift", [])
+        good = isinstance(rows, list) and all(
+            isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows
+        )
+        require(good, "RUN", str(self.folder), "has a drift in summary.json without steps; run it again")
+        return list(rows)
+
     @property
     def method(self) -> str:
         """The name of the algorithm."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,10 +33,20 @@ COLUMNS += ("num_unplaced", "ari", "churn", "federation_bytes_up", "federation_b
 ENDS = (0.5, 0.75, 0.625)  # accuracies of three runs
 
 
-def write_run(folder: Path, learning_rate: float, end: float, seed: int = 0) -> None:
-    """Write a run folder of four clients and ten rounds, whose accuracy goes straight to its end."""
+def write_run(
+    folder: Path, learning_rate: float, end: float, seed: int = 0, changes: Sequence[int] = ()
+) -> None:
+    """Write a run folder of four clients and ten rounds, whose accuracy goes straight to its end.
+
+    Data change at the steps in `changes`.
+    """
     folder.mkdir()
-    config = {"algorithm": {"name": "fedavg"}, "local": {"lr": learning_rate}, "seed": {"training": seed}}
+    config: dict[str, Any] = {
+        "algorithm": {"name": "fedavg"},
+        "local": {"lr": learning_rate},
+        "seed": {"training": seed},
+    }
+    config |= {"drift": {"kind": "swap", "at": [*changes]}} if changes else {}
     (folder / "config.yaml").write_text(json.dumps(config))
     lags = {"staleness_histogram": {"0": 3, "2": 1}}
     summary = {
@@ -42,7 +54,11 @@ def write_run(folder: Path, learning_rate: float, end: float, seed: int = 0) -> 
         **{"rounds": 10, "settings": deciding(config), "identity": {}, "data": {}},
         **{"model_parameters": 10, "mpi_bytes": 0, "wall_seconds": 9.0, "asynchronous": lags},
     }
-    (folder / "summary.json").write_text(json.dumps(summary))
+    told = [
+        {"step": t, "before": 0.5, "worst": 0.25, "recovered_after": 2, "lost": 0.5, "begins_s": t - 1.0}
+        for t in changes
+    ]
+    (folder / "summary.json").write_text(json.dumps({**summary, **({"drift": told} if changes else {})}))
     rows = [
         (t, t * t, t, end * t / 10, end * t / 20, 0.1, 2, 0, 1.0, 0.0, int(1e6 * t / end), int(1e6 * t))
         for t in range(1, 11)
@@ -296,6 +312,43 @@ def test_a_small_target_is_met_on_the_page_where_it_is_in_tables(tmp_path):
     with chrome.Page(path, tmp_path / "profile") as found:
         assert found("costs(chosen().target, 'round')[0].mean") == 10
         assert found.errors == []
+
+
+def test_lines_say_where_data_change_on_every_axis_and_a_table_what_they_did(tmp_path):
+    """At steps 4 and 8 of both runs; MB differ, so that lines over MB have the colours of their runs."""
+    for lr, end in ((0.1, 0.5), (0.2, 0.75)):
+        write_run(tmp_path / f"run-{lr}", lr, end, changes=(4, 8))
+    write_run(tmp_path / "still", 0.3, 0.5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mpifl.analysis.report.FIGURES", {})
+        path = report([str(tmp_path)], str(tmp_path / "out"))
+    drawn = f"{CURVES}.layout.shapes.filter((s) => s.name === 'drift').map((s) => [s.x0, s.line.color])"
+    caption = "byId('curves-caption').textContent"
+    with chrome.Page(path, tmp_path / "profile") as found:
+        assert "Dotted lines: data change (swap from step 4, 8 on)." in found(caption)
+        assert [x for x, _ in found(drawn)] == [3.5, 7.5, 3.5, 7.5], "the third run has none"
+        found("show([0, 1])")
+        assert [x for x, _ in found(drawn)] == [3.5, 7.5], "those that all curves share are drawn once"
+        found("{ const e = byId('axis'); e.value = 'bytes'; e.dispatchEvent(new Event('change')); }")
+        places = [x for x, _ in found(drawn)]
+        np.testing.assert_allclose(
+            places, [t / end + t for end in (0.5, 0.75) for t in (3.5, 7.5)], rtol=1e-3
+        )
+        colours = [found(f"colour({i})") for i in (0, 0, 1, 1)]
+        assert [tint for _, tint in found(drawn)] == colours
+        found("show([2])")
+        assert found(drawn) == []
+        assert "Dotted" not in found(caption)
+        rows = found("[...byId('drift-table').tBodies[0].rows].map((r) => r.cells[2].textContent)")
+        assert rows == ["4", "8", "4", "8"]
+        assert found("[...document.querySelectorAll('nav a')].some((a) => a.textContent === 'Drift')")
+        assert "swap (at [4, 8])" in found("byId('runs-table').textContent")
+        assert found.errors == []
+
+
+def test_a_report_without_drift_has_no_section_of_it(page):
+    assert page("byId('drift')") is None
+    assert "Dotted" not in page("byId('curves-caption').textContent")
 
 
 def test_the_table_of_a_large_matrix_has_means_over_the_pairs_that_have_a_value(page):

@@ -35,6 +35,22 @@ function chosen() {
   return { metric, axis, target, width: Number(byId("smooth").value), logX: byId("logx").checked, logY: byId("logy").checked, bands: byId("bands").checked };
 }
 
+// Where data change in the curves that are shown: lines in soft grey where all curves share them, otherwise in the colour of the curve.
+const MAX_CHANGES = 60; // lines; more would hide the curves
+
+function changes(axis, logX, which) {
+  const found = which.map((i) => [i, (D.curves.groups[i].drift?.x[axis.id] ?? []).filter((x) => shown(x) && (!logX || x > 0))]).filter(([, xs]) => xs.length);
+  const alike = found.length === which.length && found.every(([, xs]) => xs.join() === found[0][1].join());
+  const lines = alike && found.length ? found[0][1].map((x) => [x, variable("--soft")]) : found.flatMap(([i, xs]) => xs.map((x) => [x, colour(i)]));
+  if (lines.length > MAX_CHANGES) return [];
+  return lines.map(([x, tint]) => ({ name: "drift", type: "line", layer: "below", yref: "paper", y0: 0, y1: 1, x0: x, x1: x, line: { color: tint, width: 1.2, dash: "dot" } }));
+}
+
+function changesInWords(which) {
+  const said = new Set(which.map((i) => D.curves.groups[i]).filter((g) => g.drift).map(({ drift, word }) => `${drift.kind} from ${word} ${drift.steps.map(number).join(", ")} on`));
+  return said.size && said.size <= 4 ? ` Dotted lines: data change (${[...said].join("; ")}).` : said.size ? " Dotted lines: data change." : "";
+}
+
 function drawCurves() {
   const { metric, axis, target, width, logX, logY, bands } = chosen();
   const traces = [];
@@ -67,7 +83,8 @@ function drawCurves() {
       hovertemplate: `<b>%{fullData.name}</b><br>%{y:.5~g}${metric.unit ? ` ${metric.unit}` : ""}%{customdata[0]}<br>%{customdata[1]}<extra></extra>`,
     });
   }
-  const shapes = [], marks = []; // the target's name stands outside of the axes: no curve runs through it
+  const visible = [...state.visible];
+  const shapes = changes(axis, logX, visible), marks = []; // the target's name stands outside of the axes: no curve runs through it
   if (metric.id === D.metric.id && Number.isFinite(target)) {
     shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: target, y1: target, line: { color: variable("--soft"), width: 1.3, dash: "dash" } });
     marks.push({ xref: "paper", x: 1, y: logY ? Math.log10(target) : target, xanchor: "left", yanchor: "middle", align: "left", showarrow: false, text: ` target<br> ${withUnit(rounded(target), D.metric.unit)}`, font: { size: 11, color: variable("--soft") } });
@@ -80,7 +97,7 @@ function drawCurves() {
     yaxis: { type: logY ? "log" : "linear", title: { text: narrow() ? short(title, 34) : title } },
   }, () => curveRows(metric, axis));
   const smooth = width > 1 ? ` Smoothed: each point is the mean of the last ${width} evaluations.` : "";
-  byId("curves-caption").textContent = `${metric.title} against ${axis.title}${N > 1 ? `; ${state.visible.size} of ${N} shown` : ""}.${smooth}`;
+  byId("curves-caption").textContent = `${metric.title} against ${axis.title}${N > 1 ? `; ${state.visible.size} of ${N} shown` : ""}.${smooth}${shapes.some((s) => s.name) ? changesInWords(visible) : ""}`;
   const plot = byId("curves-figure").querySelector(".plot");
   plot.setAttribute("aria-label", `Line chart: ${metric.title} against ${axis.title}. ${best(metric.id, 3).map((i) => `${D.groups[i].name} ends at ${withUnit(lastOf(i, metric.id), metric.unit)}`).join("; ")}. The table below has all values.`);
   byId("bands").closest("label").hidden = !D.groups.some((g) => g.seeds > 1);
