@@ -15,11 +15,11 @@ import torch
 from mpifl.core.errors import UserError, code_failed, is_ours, name_of, no_memory, require, within_memory
 from mpifl.core.federation import CLASSES, FEATURES, IMAGES, MASKS, TOKENS, Split
 from mpifl.core.files import same_folder
-from mpifl.core.options import Options
+from mpifl.core.options import Options, PositiveShare
 from mpifl.core.process import check_memory
 from mpifl.core.progress import doing, each
 from mpifl.core.rng import key
-from mpifl.data.partition.csr import Csr
+from mpifl.data.partition.csr import Csr, thinned
 
 from . import prepared_cache as cache
 from .federation import PoolFederation
@@ -59,6 +59,8 @@ class DataConfig(Options):
         evaluate_on: the samples that clients are evaluated on: `test`, or `validation`, with which options
             are chosen (section `tune` of a sweep); the test samples are then not used. Further test sets
             stay what they are.
+        share: share of each client's training, validation and test samples that it keeps, drawn at random, at
+            least one of each: a smaller federation with the same clients and groups.
     """
 
     root: str | None = None
@@ -67,6 +69,7 @@ class DataConfig(Options):
     scenario: Scenario = field(default_factory=Rotated)
     public: Source = field(default_factory=Photos)
     evaluate_on: Literal["test", "validation"] = "test"
+    share: PositiveShare = 1.0
 
     @property
     def folder(self) -> Path | None:
@@ -109,7 +112,7 @@ def open_federation(
     with _under("data.scenario"):
         _check_fits(config, pool)
         with doing("composing the scenario"):
-            spec = _composed(config.scenario, pool, seed)
+            spec = _composed(config, pool, seed)
         to_inputs, normalisation = _to_inputs(config, spec, pool)
         content = {"samples": cache.content(place, "images", "labels", "origin")}
         content["normalisation"] = normalisation
@@ -117,6 +120,10 @@ def open_federation(
         if spec.drift is not None:
             remedy = "clients draw their samples when they are visited; use test, or another scenario"
             require(config.evaluate_on == "test", "data.evaluate_on", config.evaluate_on, remedy)
+            remedy = (
+                "clients draw their samples when they are visited; use 1, and fewer samples in the scenario"
+            )
+            require(config.share == 1, "data.share", config.share, remedy)
             with _of_users(config.scenario, "drift"):
                 check_drift(spec, spec.drift, pool, name)
             check_memory("clients", len(spec.drift.sizes), CLIENT_BYTES)
@@ -124,7 +131,8 @@ def open_federation(
         code, kind = cache.code_digest(type(config.scenario)), type(config.scenario).__name__
         files = config.scenario.files()
         read = [_file_state(path) for path in files]
-        tag = cache.digest(place.name, kind, read, asdict(config.scenario), seed, code)  # type: ignore[call-overload]
+        share = () if config.share == 1 else (config.share,)
+        tag = cache.digest(place.name, kind, read, asdict(config.scenario), seed, code, *share)  # type: ignore[call-overload]
         folder = config.home / f"scenario-{tag}"
         cache.ensure(folder, lambda to: _write_scenario(name, spec, pool, to, say, files), say, build, verify)
     noted, arrays = cache.facts(folder), cache.load_all(folder)
@@ -168,7 +176,7 @@ def export_partition(config: DataConfig, seed: int, path: Path, key_of_path: str
     check_format(path, key_of_path, FORMATS[:2])
     _, pool = _prepared_pool(config, lambda line: None, True, True)
     with _under("data.scenario"):
-        spec = _composed(config.scenario, pool, seed)
+        spec = _composed(config, pool, seed)
         name = name_of(config.scenario)
         table = exported(spec, pool, config.source.name, {"scenario": name, "seed": seed})
     write(table, path, key_of_path)
@@ -201,13 +209,16 @@ def open_public(config: DataConfig, like: PoolFederation) -> Split:
     return Split(x.contiguous(), torch.from_numpy(np.array(labels)))
 
 
-def _composed(scenario: Scenario, pool: Pool, seed: int) -> ScenarioSpec:
-    """Return the specification of a scenario, which may draw from the global generators if it is a user's.
+def _composed(config: DataConfig, pool: Pool, seed: int) -> ScenarioSpec:
+    """Return the specification of the scenario, which may draw from the global generators if it is a user's.
+
+    Its splits are thinned to `config.share`.
 
     Raises:
         UserError: something else is returned, or the specification has fields that nothing can use.
         CodeFailed: the user's own code raised an exception.
     """
+    scenario = config.scenario
     address, name = key(seed, "data"), name_of(scenario)
     with address.of("composed").seeded(), _of_users(scenario, "compose"):
         spec = scenario.compose(pool, address)
@@ -220,7 +231,12 @@ def _composed(scenario: Scenario, pool: Pool, seed: int) -> ScenarioSpec:
 
     def splits() -> Mapping[str, Csr]:
         with address.of("splits").seeded(), _of_users(scenario, "splits"):
-            return spec.splits()
+            whole = spec.splits()
+        if config.share == 1:
+            return whole
+        check_splits(spec, whole, pool, name)
+        draws = address.of("share")
+        return {name: thinned(csr, config.share, draws.of(name).numpy()) for name, csr in whole.items()}
 
     return replace(spec, splits=splits)
 

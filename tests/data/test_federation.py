@@ -818,6 +818,33 @@ def test_clients_are_evaluated_on_validation_samples_if_asked(cache, name):
             assert_close(mine.split(extra).x, theirs.split(extra).x, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["rotated", "shards", "emdcfl_backdoor_mnist"])
+def test_clients_keep_a_share_of_their_samples(cache, name):
+    """The same clients in the same groups: each has a tenth of what it had, as in the exported split."""
+    whole = DataConfig(cache=str(cache), scenario=SCENARIOS[name](clients=12, validation=0.25))
+    config = dataclasses.replace(whole, share=0.1)
+    usual, found = open_federation(whole, 3), open_federation(config, 3)
+    np.testing.assert_array_equal(found.sizes, np.ceil(usual.sizes / 10))
+    np.testing.assert_array_equal(found.groups, usual.groups)
+    for k in (0, 11):
+        mine, theirs = found.client(k), usual.client(k)
+        for split in ("train", "val", "test"):
+            rows = theirs.split(split).x.flatten(1)
+            distance = torch.cdist(
+                mine.split(split).x.flatten(1), rows, compute_mode="donot_use_mm_for_euclid_dist"
+            )
+            assert_close(distance.min(1).values, torch.zeros(len(distance)), rtol=0, atol=0)
+    again = open_federation(config, 3)
+    assert_close(again.client(5).train.x, found.client(5).train.x, rtol=0, atol=0)
+    assert open_federation(whole, 3).content == usual.content != found.content
+
+
+def test_a_share_of_samples_that_are_drawn_at_every_visit_is_refused(cache):
+    config = DataConfig(cache=str(cache), scenario=SCENARIOS["population"](clients=4, samples=30), share=0.5)
+    with refusal_of("data.share", "clients draw their samples when they are visited"):
+        open_federation(config, 3)
+
+
 @pytest.mark.parametrize(
     ("scenario", "message"),
     [

@@ -81,6 +81,27 @@ def hold_out(whole: Csr, fraction: float) -> tuple[Csr, Csr]:
     )
 
 
+def thinned(whole: Csr, share: float, rng: np.random.Generator) -> Csr:
+    """Return the partition in which each row keeps ceil(share n) of its n samples, drawn at random.
+
+    Args:
+        whole: the partition.
+        share: in (0, 1].
+        rng: draws which ones; the order in a row stays.
+    """
+    sizes = np.diff(whole.offsets)
+    start, total = int(whole.offsets[0]), int(sizes.sum())
+    index = np.arange(start, start + total) if whole.index is None else whole.index[start : start + total]
+    row = np.repeat(np.arange(len(sizes)), sizes)
+    mixed = rng.permutation(total)
+    order = mixed[np.argsort(row[mixed], kind="stable")]  # by rows, each in random order
+    counts = np.ceil(np.round(share * sizes, 9)).astype(np.int64)
+    kept = np.sort(
+        order[np.arange(total) - np.repeat(whole.offsets[:-1] - start, sizes) < np.repeat(counts, sizes)]
+    )
+    return Csr(_offsets(counts), _small(index[kept]), whole.row)
+
+
 def train_val_test(whole: Csr, test: Csr, validation: float) -> dict[str, Csr]:
     """Return the three partitions of a scenario.
 
