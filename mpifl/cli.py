@@ -172,7 +172,7 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
     from mpifl.results.run_folder import is_complete, refuse_more_rounds
     from mpifl.sweeps.cases import Part
     from mpifl.sweeps.results import is_sweep
-    from mpifl.sweeps.sweep import resume_sweep
+    from mpifl.sweeps.tuning import resume as resume_sweep
 
     folder, jobs = Path(args.RUN), count("--jobs", args.jobs)
     if on_server(transport, lambda: is_sweep(folder)):

@@ -15,7 +15,7 @@ from mpifl.core.options import Options, PositiveFloat
 
 ROWS, COLUMNS, SEED = "rows", "columns", "seed"  # keys of `vary` with a place of their own in the table
 MORE, LESS = "more", "less"
-OF_SWEEPS = ("vary", "table", "tune", "tuned")  # sections that a case of a sweep does not have
+OF_SWEEPS = ("vary", "table", "tune", "tuned", "chooses_for")  # sections that a case of a sweep does not have
 FIGURES = "figures"  # value of `across`
 METRIC = "metric_"  # prefix of figures that stand for the metric of each case, whatever it is
 SAMPLE = "sample"

@@ -23,12 +23,12 @@ from mpifl.core.case_names import LEFT_OUT, label_among, label_of, labels_of
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.files import write_atomically
 from mpifl.experiment import loader
-from mpifl.experiment.schema import REPLACE
+from mpifl.experiment.schema import REFUSE, REPLACE
 from mpifl.experiment.table_layout import COLUMNS, METRIC, OF_SWEEPS, ROWS, SEED, TuneConfig
 from mpifl.results.reader import load
 
 from . import sweep as sweeps
-from .cases import ALL, Part, cases, unchecked_cases, with_configurations
+from .cases import ALL, Part, cases, started_with, unchecked_cases, with_configurations
 from .results import check_case, is_complete, is_sweep, result_of
 
 SUFFIX = "-tuning"  # of the name of the first stage
@@ -100,6 +100,8 @@ def _values(values: Any) -> list[Any]:
 def first_stage(tree: Mapping[str, Any], tune: TuneConfig) -> dict[str, Any]:
     """Return the sweep of the candidates, evaluated on validation samples.
 
+    Its entry `chooses_for` is the sweep itself, so that `resume` can go on with both.
+
     Args:
         tree: the configuration of the sweep.
         tune: its section `tune`.
@@ -119,7 +121,8 @@ def first_stage(tree: Mapping[str, Any], tune: TuneConfig) -> dict[str, Any]:
     vary[SEED] = [tune.seed]
     own = {name: value for name, value in tree.items() if name not in OF_SWEEPS}
     own = loader.merged(own, {"name": f"{tree.get('name', 'run')}{SUFFIX}"})
-    return {**loader.merged(own, {"data": {"evaluate_on": "validation"}}), "vary": vary}
+    own = loader.merged(own, {"data": {"evaluate_on": "validation"}})
+    return {**own, "vary": vary, "chooses_for": dict(tree)}
 
 
 def _over(part: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -267,6 +270,42 @@ def sweep(
 
     own = on_server(transport, chosen)
     return sweeps.sweep(lambda: own, transport, quiet, part, jobs, keep_going)
+
+
+def resume(
+    folder: Path,
+    transport: Transport,
+    quiet: bool = False,
+    part: Part = ALL,
+    jobs: int = 1,
+    keep_going: bool = False,
+) -> Path | None:
+    """Go on with a sweep as `sweep.resume_sweep` does; with both stages, if it is that of the candidates.
+
+    Args:
+        folder: the sweep's folder.
+        transport: connects the ranks; every rank calls.
+        quiet: whether to print nothing.
+        part: the cases that this process runs; rows are those of either stage.
+        jobs: number of cases that run at the same time, each on a group of the ranks.
+        keep_going: whether the other cases of a stage run although one has failed.
+
+    Returns:
+        The sweep's folder on rank 0, None on the others.
+
+    Raises:
+        UserError: as `sweep` and `sweep.resume_sweep`.
+    """
+    began = on_server(transport, lambda: started_with(folder))
+    tree = began.get("chooses_for")
+    if tree is None:
+        return sweeps.resume_sweep(folder, transport, quiet, part, jobs, keep_going)
+    place = {"folder": str(folder.parent), "id": _id_of(folder, began), "existing": REFUSE}
+    tree, only = loader.merged(tree, {"output": place}), part.only
+    if ROWS in only:
+        row_of = {c.label: c.row for c in candidates(loader.from_tree(TuneConfig, tree["tune"], "tune"))}
+        only = {**only, ROWS: [*dict.fromkeys(row_of.get(name, name) for name in only[ROWS])]}
+    return sweep(lambda: tree, transport, quiet, replace(part, only=only), jobs, keep_going)
 
 
 def _part_of_first(part: Part, tune: TuneConfig) -> Part:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,23 @@ def test_some_rows_need_their_own_candidates_only(tmp_path):
     assert tuned(tmp_path, "--output.id", "x") == folder, "the rest is added with the same command"
     assert len([*folder.glob("*/summary.json")]) == 10
     assert len(choices(folder)) == 8
+
+
+def test_a_sweep_that_stopped_among_its_candidates_goes_on_with_both_stages(tmp_path, monkeypatch):
+    """From another folder, and by the command that is printed where it stops."""
+    part = Part.of(["rows=IFCA", "columns=few"])
+    whole = tuned(tmp_path, "--output.id", "x", part=part)
+    trials = whole.parent / "t-tuning-x"
+    digests = {path.parent.name: load(path.parent).summary["digest"] for path in whole.glob("*/summary.json")}
+    assert len(digests) == 2
+    shutil.rmtree(whole)
+    shutil.rmtree(next(path.parent for path in trials.glob("*slow*/summary.json")))
+    monkeypatch.chdir(tmp_path.parent)
+    row = "rows=IFCA, num_clusters 1, lr slow"
+    assert main(["resume", str(trials), "-q", "--only", row, "--only", "columns=few"]) == 0
+    assert len([*trials.glob("*/summary.json")]) == 4
+    found = {path.parent.name: load(path.parent).summary["digest"] for path in whole.glob("*/summary.json")}
+    assert found == digests
 
 
 def test_candidates_that_ran_with_other_settings_are_not_taken(tmp_path):
