@@ -1,7 +1,7 @@
 """Pages of the documentation site that are made from the source, as hooks of MkDocs (`mkdocs.yml`).
 
 Commands come from the argument parser, configuration keys from the dataclasses (as in `mpifl show`), columns
-of `metrics.csv` from the figures that make them, the API from docstrings. README.md, CONTRIBUTING.md and
+of run folders from `mpifl/experiment/contents.py`, the API from docstrings. README.md, CONTRIBUTING.md and
 CHANGELOG.md become pages, too. Links out of `docs/` lead to these pages, or become plain text. The search
 finds every key by its name and meaning, and reference pages before studies and records. Where a page uses a
 word of the glossary first, the word leads there.
@@ -22,9 +22,9 @@ from typing import Any
 import yaml
 
 from mpifl.cli import parser
+from mpifl.experiment import contents
 from mpifl.experiment.reference import Key, keys, shared, summary
 from mpifl.experiment.schema import CHOICES
-from mpifl.results.columns import MAIN, OF_CLUSTERS, OF_SCORES
 from mpifl.tools.documentation import relinked as replace_links
 
 ROOT = Path(__file__).parents[1]
@@ -175,23 +175,28 @@ def _cell(text: str) -> str:
 
 
 def columns() -> str:
-    """Return the page of the columns of `metrics.csv` that an evaluation gives."""
+    """Return the page of the files of a run folder: the columns of tables, the entries of `summary.json`."""
     lines = [
-        *("# Columns of metrics.csv", ""),
-        "What an evaluation gives, made from the source. `METRIC` is the task's first metric (`accuracy`),",
-        "`SCORE` a metric or one on a further set (`accuracy_train`, `accuracy_backdoor`), `OWN` one of your",
-        "own. Further columns: `round`, `seconds`, `virtual_seconds`, bytes of the federation, and what",
-        "clients and methods report from training, such as `train_loss`.",
-        *("", "| columns | meaning |", "|---|---|"),
+        *("# Files and columns of a run", ""),
+        "Every table of a run folder with its columns, and the entries of `summary.json`, as",
+        "`mpifl list columns` and `mpifl show COLUMN` explain them; made from the source. Words in capitals",
+        "stand for others:",
+        *("", "| word | stands for |", "|---|---|"),
+        *(f"| `{word}` | {_cell(text)} |" for word, (text, _) in contents.WORDS.items()),
     ]
-    found = {figure.names: figure.meaning for figure in (MAIN, *OF_SCORES, *OF_CLUSTERS)}
-    return (
-        "\n".join([*lines, *(f"| {_code(names)} | {_cell(text)} |" for names, text in found.items())]) + "\n"
-    )
-
-
-def _code(names: str) -> str:
-    return ", ".join(f"`{name}`" for name in names.split(", "))
+    for file, (about, _) in contents.TABLES.items():
+        lines += [
+            "",
+            f"## {file}",
+            "",
+            f"{_cell(about)}.",
+            "",
+            "| column | unit | meaning |",
+            "|---|---|---|",
+        ]
+        found = (column for column in contents.columns() if column.file == file)
+        lines += [f"| `{c.name}` | {c.unit} | {_cell(c.meaning)} |" for c in found]
+    return "\n".join(lines) + "\n"
 
 
 def api(title: str, modules: Sequence[str]) -> str:

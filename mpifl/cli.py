@@ -585,7 +585,7 @@ TRAINER = {"metavar": "TRAINER", "help": "of algorithms: those that a trainer ca
 
 @command(WHAT=WHAT, WORDS=WORDS, trainer=TRAINER)
 def list(transport: Transport, args: argparse.Namespace) -> None:
-    """List what mpifl has: keys, algorithms, data, models, policies, configurations, papers and others."""
+    """List what mpifl has: keys, columns, algorithms, data, models, policies, configurations, papers."""
     faults: Sequence[UserError] = ()
     if args.WHAT == "papers":
         from mpifl.sweeps import papers
@@ -605,12 +605,15 @@ def list(transport: Transport, args: argparse.Namespace) -> None:
         raise faults[0]
 
 
-NAME = {"help": "a section or key (run, network, local.lr), a method, model, source, ..., or file.py:Class"}
+NAME = {
+    "help": "a section or key (run, network, local.lr), a method, model, source, ..., a column or file of a "
+    "run folder (accuracy_worst, ledger.csv), or file.py:Class"
+}
 
 
 @command(NAME=NAME)
 def show(transport: Transport, args: argparse.Namespace) -> None:
-    """Explain a key or section of the configuration: type, default, unit, choices; or a method: its paper."""
+    """Explain a key or section of the configuration, a method with its paper, or a column of a run folder."""
     from mpifl.experiment.reference import shown
 
     text = shown(args.NAME)

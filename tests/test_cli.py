@@ -494,7 +494,16 @@ SLOW = [
     "PIL",
     "umap",
 ]
-PAGES = ["list", "list keys", "show local", "schema", "cite quickstart", "completion bash"]
+PAGES = [
+    "list",
+    "list keys",
+    "list columns",
+    "show local",
+    "show accuracy_worst",
+    "schema",
+    "cite quickstart",
+    "completion bash",
+]
 
 
 @pytest.mark.parametrize("words", PAGES)

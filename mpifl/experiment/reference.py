@@ -38,7 +38,9 @@ from mpifl.simulation.policies import POLICIES, Policy
 from mpifl.traffic.compression import COMPRESSIONS
 from mpifl.training.config import LocalConfig
 
+from . import contents
 from .citations import entry
+from .docstrings import meanings
 from .loader import SHIPPED, class_of, from_tree, overrides, to_tree
 from .schema import CHOICES, Config, defaults_of, is_in, sections_of, walk
 
@@ -67,7 +69,7 @@ LISTED["protections"] = {
 }
 ALGORITHMS = "algorithms"
 TRIED = ("rounds", "buffer", "every_arrival")  # policies that `mpifl list algorithms` names
-CONFIGURATIONS, KEYS, PAPERS = "configurations", "keys", "papers"
+CONFIGURATIONS, KEYS, PAPERS, COLUMNS = "configurations", "keys", "papers", "columns"
 OTHER_WORDS = {"methods": "algorithms", "datasets": "data", "configs": CONFIGURATIONS}
 _NUMBERS = re.compile(r"\b(int|float)\b")
 FEW = 10  # a section's page explains its choices if there are at most so many, otherwise only names them
@@ -157,39 +159,6 @@ def _yaml(value: Any) -> str:
     return json.dumps(to_tree(value)) if not isinstance(value, str) else value
 
 
-@cache
-def meanings(cls: type) -> dict[str, str]:
-    """Return the description of each field of a dataclass, inherited fields included.
-
-    Descriptions are read from the block `Attributes:` of the docstrings, in which an entry is `name: text` or
-    `name, name: text`. A field without an entry gets the description of the field whose text names it.
-    """
-    names = {f.name for f in dataclasses.fields(cls)}
-    out: dict[str, str] = {}
-    for base in cls.__mro__:
-        found = _attributes(base)
-        heads = [m for m in re.finditer(r"(?:^|(?<=\. ))(\w+(?:, \w+)*): ", found, re.MULTILINE)]
-        heads = [m for m in heads if names.intersection(m[1].split(", "))]
-        ends = [*(head.start() for head in heads[1:]), len(found)]
-        for head, end in zip(heads, ends, strict=False):
-            text = found[head.end() : end].split("\n")[0].strip()
-            for name in () if text.startswith("see `") else head[1].split(", "):
-                out.setdefault(name, text)
-    for name in names - set(out):  # explained in the entry of another field
-        near = next((f"see {other}: {text}" for other, text in out.items() if f"`{name}`" in text), "")
-        out.update({name: near} if near else {})
-    return {name: text for name, text in out.items() if name in names}
-
-
-@cache
-def _attributes(cls: type) -> str:
-    """Return the block `Attributes:` of the docstring of a class itself, each entry on a line."""
-    text = inspect.cleandoc(cls.__doc__ or "") if cls is not object else ""
-    block = re.search(r"^Attributes:\n((?: +.*\n?|\n)*)", text, re.MULTILINE)
-    entries = re.split(r"^ {4}(?=\S)", block[1], flags=re.MULTILINE) if block else []
-    return "\n".join(" ".join(entry.split()) for entry in entries)
-
-
 # -- pages ---------------------------------------------------------------------------------------------------
 
 
@@ -197,7 +166,7 @@ def listed(what: str, words: Sequence[str] = (), trainer: str | None = None) -> 
     """Return the page of `mpifl list`.
 
     Args:
-        what: a key of `LISTED`, `configurations`, `keys`, or empty for the list of these words.
+        what: a key of `LISTED`, `configurations`, `keys`, `columns`, or empty for the list of these words.
         words: of algorithms, those that are listed: words of their headings, and policies.
         trainer: of algorithms, those that ask a trainer for no more than this one gives; as `local.trainer`.
 
@@ -216,6 +185,8 @@ def listed(what: str, words: Sequence[str] = (), trainer: str | None = None) -> 
     if what == KEYS:
         short = [dataclasses.replace(key, meaning=_sentence(key.meaning)) for key in keys()]
         return "\n".join(f"{_head(key)}: {key.meaning}" for key in shared(short, short))
+    if what == COLUMNS:
+        return "\n".join(contents.listed())
     if what not in LISTED:
         raise UserError("list", what, nearest(what, kinds()))
     lines = []
@@ -302,7 +273,7 @@ def _runs(cls: type[Algorithm], policy: Policy) -> bool:
 
 def kinds() -> list[str]:
     """Return the words that `mpifl list` takes."""
-    return [*LISTED, CONFIGURATIONS, KEYS, PAPERS]
+    return [*LISTED, CONFIGURATIONS, KEYS, COLUMNS, PAPERS]
 
 
 def configurations() -> dict[str, Path]:
@@ -329,8 +300,8 @@ def shown(name: str) -> str:
     """Return the page of `mpifl show`.
 
     Args:
-        name: a key, a section, `run` for the keys outside sections, the name of a component, or the import
-            path of a user's own component.
+        name: a key, a section, `run` for the keys outside sections, the name of a component, a column or
+            file of a run folder, or the import path of a user's own component.
 
     Raises:
         UserError: there is nothing of that name; suggests similar names.
@@ -352,8 +323,11 @@ def shown(name: str) -> str:
         pages.append(
             _section_page(at[0], [key for key in found if key.path != name and is_in(key.path, name)])
         )
+    if not at and (column := contents.page(name)):
+        pages.append(column)
     if not pages:
         names = [word for catalogue in _catalogues() for word in catalogue.known()]
+        names += [*contents.TABLES, *(column.name for column in contents.columns())]
         raise UserError("show", name, _meant(name, keys(), [RUN, *dict.fromkeys(names)]))
     return "\n\n".join(pages)
 
@@ -369,9 +343,8 @@ def _meant(name: str, everything: Sequence[Key], others: Sequence[str]) -> str:
         return f"did you mean {near[0]!r}?"
     found = [*dict.fromkeys([*last, *(said if words else [])])]
     if not found:
-        return (
-            "no key, section or component is called so; `mpifl list keys` has all keys, `mpifl list` the rest"
-        )
+        nothing = "no key, section, component or column is called so"
+        return f"{nothing}; `mpifl list keys` has all keys, `mpifl list` the rest"
     more = f" and {len(found) - FEW} more (mpifl list keys)" if len(found) > FEW else ""
     return f"did you mean one of {', '.join(found[:FEW])}{more}?"
 

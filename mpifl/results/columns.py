@@ -1,4 +1,4 @@
-"""The columns of `metrics.csv` that an evaluation gives: `OF_SCORES` and `OF_CLUSTERS` list them.
+"""The columns of `metrics.csv` that an evaluation gives: `MAIN`, `OF_SCORES` and `OF_CLUSTERS` list them.
 
 Accuracies are fractions; `accuracy_variance` and `accuracy_train_variance` are in percent squared. NaN means
 that a value is undefined, and the client is left out. If its loss is not finite although it has samples, its
@@ -119,13 +119,12 @@ class Figure(Generic[Of]):
     """Some columns of `metrics.csv`.
 
     Attributes:
-        names: patterns of their names.
-        meaning: what they are.
+        meanings: pattern of the name of each -> what it is; `experiment/contents.py` has the words in
+            capitals.
         columns: returns them; none where they do not apply.
     """
 
-    names: str
-    meaning: str
+    meanings: Mapping[str, str]
     columns: Callable[[Of], Columns]
 
 
@@ -201,37 +200,71 @@ def _targets(score: Score) -> Columns:
 
 
 MAIN = Figure(
-    "METRIC_mean, METRIC_worst, METRIC_std, METRIC_worst_tenth, "
-    "accuracy_variance, accuracy_standard_error, loss",
-    "the task's first metric over clients: mean, worst client, population standard deviation, mean of the "
-    "worst tenth; of accuracy also the variance in percent squared and the binomial standard error; the loss",
+    {
+        "METRIC_mean": "mean over clients of the task's first metric",
+        "METRIC_worst": "the task's first metric of the worst client",
+        "METRIC_std": "population standard deviation over clients of the task's first metric",
+        "METRIC_worst_tenth": "mean of the task's first metric over the worst tenth of the clients",
+        "accuracy_variance": "population variance of accuracy over clients, in percent squared (FLT's var.)",
+        "accuracy_standard_error": "binomial standard error of the mean accuracy over all test samples",
+        "loss": "mean over clients of the loss on test samples",
+    },
     _main,
 )
 OF_SCORES = (
     Figure(
-        "tuned_size_MODULE_mean, tuned_size_MODULE_PART_mean",
-        "how far fine-tuning moves a module of the model (`algorithm.tune_sizes`)",
+        {
+            "tuned_size_MODULE_mean": "how far fine-tuning moves a module of the model, mean over clients "
+            "(`algorithm.tune_sizes`)",
+            "tuned_size_MODULE_PART_mean": "the same over the clients of a part (`evaluation.by`)",
+        },
         _tuned,
     ),
-    Figure("OWN_mean, OWN_std, OWN_min, OWN_max, OWN_PART_mean", "a metric of your own over clients", _own),
     Figure(
-        "accuracy_pooled, accuracy_SET_pooled",
-        "accuracy on the samples of all clients together",
+        {
+            "OWN_mean": "mean over clients of a metric of your own (`evaluation.metrics`)",
+            "OWN_std": "population standard deviation over clients of a metric of your own",
+            "OWN_min": "least value of a metric of your own",
+            "OWN_max": "greatest value of a metric of your own",
+            "OWN_PART_mean": "mean of a metric of your own over the clients of a part (`evaluation.by`)",
+        },
+        _own,
+    ),
+    Figure(
+        {
+            "accuracy_pooled": "accuracy on the test samples of all clients together",
+            "accuracy_SET_pooled": "accuracy on all samples of a further set together",
+        },
         _on_all_samples,
     ),
     Figure(
-        "SCORE_groupG_mean, SCORE_clusterC_mean, SCORE_device_CLASS_mean",
-        "mean over the clients of a true group, estimated cluster or class of devices (`evaluation.by`)",
+        {"SCORE_PART_mean": "mean over the clients of a group, cluster or device class (`evaluation.by`)"},
         _of_parts,
     ),
-    Figure("SCORE_mean, SCORE_worst, SCORE_std", "every score but the first over clients", _over_clients),
     Figure(
-        "accuracy_train_variance, accuracy_train_standard_error",
-        "of the accuracy on training data (`evaluation.train`)",
+        {
+            "SCORE_mean": "mean over clients of a further metric, or of a metric on a further set",
+            "SCORE_worst": "the same of the worst client",
+            "SCORE_std": "population standard deviation over clients of the same",
+        },
+        _over_clients,
+    ),
+    Figure(
+        {
+            "accuracy_train_variance": "variance over clients of the accuracy on training data, in percent "
+            "squared (`evaluation.train`)",
+            "accuracy_train_standard_error": "binomial standard error of the mean accuracy on training data",
+        },
         _on_training_data,
     ),
-    Figure("SCORE_honest_mean, SCORE_honest_worst", "over the clients that do not attack", _honest),
-    Figure("SCORE_targets_mean", "over the clients that a backdoor aims at", _targets),
+    Figure(
+        {
+            "SCORE_honest_mean": "mean over the clients that do not attack",
+            "SCORE_honest_worst": "the worst client of those that do not attack",
+        },
+        _honest,
+    ),
+    Figure({"SCORE_targets_mean": "mean over the clients that a backdoor aims at"}, _targets),
 )
 
 # -- of clusters ---------------------------------------------------------------------------------------------
@@ -268,18 +301,29 @@ def _churn(found: Evaluation) -> Columns:
 
 
 OF_CLUSTERS = (
-    Figure("SCORE_pooled", "other metrics on the samples of all clients together", _together),
-    Figure("num_clusters, num_unplaced", "clusters, and clients whose cluster is not known yet", _counts),
+    Figure({"SCORE_pooled": "a metric on the samples of all clients together"}, _together),
     Figure(
-        "ari, nmi, purity, ari_everyone",
-        "agreement of clusters with true groups (adjusted Rand index, normalised mutual information, purity) "
-        "over the clients whose cluster is known; the index over all clients",
+        {
+            "num_clusters": "number of clusters among the clients whose cluster is known",
+            "num_unplaced": "number of clients whose cluster is not known yet",
+        },
+        _counts,
+    ),
+    Figure(
+        {
+            "ari": "adjusted Rand index of clusters and true groups, over clients whose cluster is known; "
+            "1: they agree, 0: as by chance",
+            "nmi": "normalised mutual information of clusters and true groups, over the same clients; 0 to 1",
+            "purity": "share of clients that belong to the most frequent true group of their cluster",
+            "ari_everyone": "adjusted Rand index over all clients, also those whose cluster is not known yet",
+        },
         _agreement,
     ),
     Figure(
-        "churn, churn_without_cause",
-        "share of clients that changed cluster since the last evaluation; under drift also of those whose "
-        "true group did not change",
+        {
+            "churn": "share of clients that changed cluster since the evaluation before, clusters matched",
+            "churn_without_cause": "churn among the clients whose true group did not change (`drift`)",
+        },
         _churn,
     ),
 )
@@ -345,7 +389,7 @@ def measured_on(name: str, scores: Container[str], sets: Iterable[str]) -> str:
 
 
 def _weighted_mean(
-    values: np.ndarray, weights: np.ndarray, counted: np.ndarray | np.bool = np.False_
+    values: np.ndarray, weights: np.ndarray, counted: np.ndarray | np.bool | bool = False
 ) -> float:
     """Return the weighted mean of values that are not NaN, or `counted`; NaN if their total weight is 0."""
     there = ~np.isnan(values) | counted

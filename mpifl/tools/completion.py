@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mpifl.experiment import reference
+from mpifl.experiment import contents, reference
 from mpifl.tools import documentation, starter_files
 
 SCRIPT = """_mpifl() {{
@@ -71,7 +71,7 @@ def script(shell: str, commands: Mapping[str, Sequence[str]]) -> str:
     catalogues = filter(None, map(reference.catalogue_of, every))
     shown = [*paths, *dict.fromkeys(value for catalogue in catalogues for value in catalogue.known())]
     names = {
-        "show": [reference.RUN, *shown],
+        "show": [reference.RUN, *shown, *contents.TABLES],
         "list": reference.kinds(),
         "docs": [*documentation.pages()],
         "init": [*starter_files.KINDS],
