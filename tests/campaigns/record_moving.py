@@ -2,9 +2,9 @@
 
     python tests/campaigns/record_moving.py FOLDER
 
-The figures of the sweep `sweeps/moving-groups` go into `configs/sweeps/measured/moving-groups.json`, a line
-for each method and group of columns of which all seeds ran. The tables and the figure of the page are written
-from this file.
+The figures of the sweep, `sweeps/moving-groups` or `sweeps/moving-groups-mnist`, go into a file of its name
+in `configs/sweeps/measured`, a line for each method and group of columns of which all seeds ran. Tables of
+the page are written from it, and from that of the first its figure.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from support.recorded import ROOT, Recorded, about, kept, runs_of
 
 NAME = "moving-groups"
 RECORDED = Recorded(NAME, "record_moving.py")
+MNIST = Recorded(f"{NAME}-mnist", "record_moving.py", on=NAME)
 FIGURE = ROOT / "docs" / "figures" / f"{NAME}.png"
 CHANGE = 240  # visits before the change
 WORLDS = ("swap", "split", "label", "no drift")
@@ -55,13 +56,11 @@ Rows = Mapping[Place, Mapping[str, Any]]
 # -- figures of runs -----------------------------------------------------------------------------------------
 
 
-def record(folder: Path, to: Recorded = RECORDED, figure: Path = FIGURE) -> list[Path]:
-    """Record the figures of the sweep, and write tables and figure of the page.
+def record(folder: Path) -> list[Path]:
+    """Record the figures of a sweep, and write its tables of the page and its figure.
 
     Args:
         folder: folder of the sweep, complete or not.
-        to: the file and the page.
-        figure: file of the figure.
 
     Returns:
         The files that were written.
@@ -70,7 +69,9 @@ def record(folder: Path, to: Recorded = RECORDED, figure: Path = FIGURE) -> list
         UserError: the folder is that of another sweep, or no method has all seeds in a group of columns.
     """
     tree = started_with(folder)
-    require(tree.get("name") == NAME, "RUN", str(folder), f"is not a run of sweeps/{NAME}")
+    to = next((one for one in (RECORDED, MNIST) if one.name == tree.get("name")), None)
+    require(to is not None, "RUN", str(folder), f"is not a run of sweeps/{NAME} or sweeps/{MNIST.name}")
+    assert to is not None
     groups: dict[Place, list[Case]] = {}
     for case in unchecked_cases(tree):
         groups.setdefault((case.labels[COLUMNS], case.labels[ROWS]), []).append(case)
@@ -98,8 +99,10 @@ def record(folder: Path, to: Recorded = RECORDED, figure: Path = FIGURE) -> list
     )
     to.write(rows, origins, missing=missing, minutes=round((max(ended) - min(began)) / 60))
     write_atomically(to.page, page(to.page.read_text(), to))
-    draw(figure, found(to))
-    return [to.measured, to.page, figure]
+    if to is MNIST:
+        return [to.measured, to.page]
+    draw(FIGURE, found())
+    return [to.measured, to.page, FIGURE]
 
 
 def figures_of(run: Run, with_curve: bool = False) -> dict[str, Any]:
@@ -192,13 +195,14 @@ def methods() -> list[str]:
 
 
 def tables(of: Recorded = RECORDED) -> str:
-    """Return the tables of the page."""
+    """Return the tables of a sweep, without those in which nothing would stand."""
     rows = found(of)
-    parts = []
+    parts: list[str] = []
     for way in SHOWN:
         parts += [f"**Accuracy after the change, %: {way}**\n", as_markdown(_after(rows, way))]
     parts += ["**ARI at the end**\n", as_markdown(_ari(rows))]
-    parts += ["**Accuracy after the change, %, and visits under way**\n", as_markdown(_staleness(rows))]
+    if ("swap, arrivals 24", "FedAvg") in rows:
+        parts += ["**Accuracy after the change, %, and visits under way**\n", as_markdown(_staleness(rows))]
     parts += ["**Looking once and again, under swap**\n", as_markdown(_again(rows))]
     parts += [
         "**Accuracy after the change that looking again adds, points**\n",
@@ -267,7 +271,7 @@ def _staleness(rows: Rows) -> Table:
 def _again(rows: Rows) -> Table:
     lines = []
     for once, again in PAIRS.items():
-        for way in WAYS:
+        for way in [way for way in WAYS if (f"swap, {way}", once) in rows]:
             of = {
                 f: [values(rows, "swap", way, r, f) for r in (once, again)] for f in ("ari", "after", "bytes")
             }

@@ -27,15 +27,17 @@ class Recorded:
     Attributes:
         name: name of the sweep in `configs/sweeps`, and of the page in `docs`.
         program: the program that records it, in `tests/campaigns`.
+        on: name of the page, if it is that of another sweep.
     """
 
     name: str
     program: str
+    on: str = ""
 
     @property
     def page(self) -> Path:
         """The page."""
-        return ROOT / "docs" / f"{self.name}.md"
+        return ROOT / "docs" / f"{self.on or self.name}.md"
 
     @property
     def measured(self) -> Path:
@@ -45,7 +47,8 @@ class Recorded:
     @property
     def begin(self) -> str:
         """The line before the tables."""
-        return f"<!-- written by tests/campaigns/{self.program} -->\n"
+        of = f" of sweeps/{self.name}" if self.on else ""
+        return f"<!-- written by tests/campaigns/{self.program}{of} -->\n"
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the recorded rows."""
