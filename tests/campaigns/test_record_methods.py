@@ -72,7 +72,7 @@ CLUSTERED = [row for row in METHODS if row not in REFERENCES]
 def test_methods_that_find_far_groups_reach_the_accuracy_of_the_true_ones():
     for world in WIDE:
         true = mean("accuracy_mean", world, "Oracle")
-        for row in ("FeSEM", "CFL-GP", "FlexCFL"):
+        for row in ("FeSEM", "CFL-GP", "FlexCFL", "FedDrift"):
             assert min(ROWS[world, row]["ari"]) > 0.995
             assert mean("accuracy_mean", world, row) > true - 0.0105
         assert mean("accuracy_mean", world, "FlexCFL") > true
@@ -92,8 +92,9 @@ def test_few_methods_are_told_apart_by_their_ranks():
     rows, found = ranking("accuracy_mean")
     ranks = dict(zip(rows, found.average, strict=True))
     apart = {(a, b) for a in rows for b in rows if ranks[b] - ranks[a] > found.critical_difference}
-    assert apart == {("FlexCFL", b) for b in ("Local", "FedAvg", "FedSoft", "FedCUAU")}
-    assert len(rows) == 23
+    far = ("Local", "FedSoft", "FedCUAU", "Fielding", "FedCCFA")
+    assert apart == {*(("FlexCFL", b) for b in far), ("pFedGraph", "Local")}
+    assert len(rows) == 27
     assert min(ranks, key=ranks.get) == "FlexCFL"
     assert f"({ranks['FlexCFL']:.1f})" in TEXT
     assert f"critical difference {found.critical_difference:.1f}" in TEXT
@@ -121,6 +122,12 @@ def test_statistics_of_inputs_do_not_see_permuted_labels():
     for row in ("EMD-CFL", "FLT", "PACFL", "PCA-KM-HC"):
         assert mean("ari", "permuted labels", row) < 0.05
         assert accuracy[row] <= accuracy["Local"] + 1e-9
+
+
+def test_shares_of_classes_see_neither_rotations_nor_permuted_labels():
+    found = {world: mean("ari", world, "Fielding") for world in (*WIDE, "text")}
+    assert f"({found['rotation']:.2f} and {found['permuted labels']:.2f})" in TEXT.replace("ARI ", "")
+    assert found["text"] == 1.0
 
 
 def ratios(figure, row):
