@@ -289,20 +289,42 @@ CORES = {
 NODES = {"metavar": "COUNT", "help": "nodes whose cores the ranks share, however many they are"}
 
 
-@command(CONFIG=CONFIG, time=TIMES, ranks=AT_RANKS, cores=CORES, nodes=NODES)
+AT_A_TIME = {
+    "metavar": "COUNT",
+    "help": "of a sweep: how long it takes with so many cases at a time, by some of them",
+}
+
+
+@command(CONFIG=CONFIG, time=TIMES, ranks=AT_RANKS, cores=CORES, nodes=NODES, jobs=AT_A_TIME)
 def plan(transport: Transport, args: argparse.Namespace) -> None:
     """Forecast a run: sizes, collectives, memory, bytes, and its time, from a few measured visits."""
-    from mpifl.experiment.loader import load_everywhere
+    from mpifl.comm.transport import on_server
+    from mpifl.experiment.loader import from_tree, load_everywhere
+    from mpifl.experiment.schema import Config
     from mpifl.forecast.plan import Asked, describe
     from mpifl.sweeps.cases import note_on, note_on_beginnings, read
+    from mpifl.sweeps.forecast import HINT, first_case, lines
 
-    config = load_everywhere(transport, args.CONFIG, args.options)
-    asked = Asked.of(args.time, args.ranks, args.cores, args.nodes)
+    tree, title = on_server(transport, lambda: read(args.CONFIG, args.options)), ""
+    varies = bool(tree.get("vary"))
+    try:
+        config = load_everywhere(transport, args.CONFIG, args.options)
+    except UserError:  # on every rank; the rest of the file may say too little without what it varies
+        if not varies:
+            raise
+        title, own = on_server(transport, lambda: first_case(tree))
+        config = from_tree(Config, own)
+    asked, jobs = Asked.of(args.time, args.ranks, args.cores, args.nodes), count("--jobs", args.jobs)
+    remedy = f"{args.CONFIG} is one run: it varies nothing; leave it out"
+    require(args.jobs is None or varies, "--jobs", args.jobs, remedy)
     with _watched(transport, args):
         text = describe(config, transport, asked)
+        sweep_lines = [] if args.jobs is None else on_server(transport, lambda: lines(tree, jobs))
     if transport.is_server:
-        shared = note_on_beginnings(read(args.CONFIG, args.options))
-        print(f"{text}{note_on(config)}{shared}")
+        head = f"case                    {title}, the first of the sweep\n" if title else ""
+        hint = f"\n{HINT}" if varies and args.jobs is None else ""
+        shared = note_on_beginnings(tree)
+        print("\n".join([f"{head}{text}{note_on(config)}{hint}{shared}", *sweep_lines]))
 
 
 @command(CONFIG=CONFIG)

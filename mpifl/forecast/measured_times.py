@@ -632,6 +632,7 @@ def _arrivals(
         metrics=[],
         judging=[0.0, 0.0],
         visits=[],
+        kept=[],
     )
     saved.values["seconds"] = [0.0, 0.0]
     observer, meter = _Observer(small, step, folder), step.meter

@@ -49,6 +49,7 @@ from .hosting import groups_of, round_balance
 from .measured_times import VISITS, MeasuredTimes, measure
 from .memory import CLIENT_BYTES, FLOAT_BYTES, MeasuredMemory, StateMemory, peak_memory
 from .time import (
+    EXIT_CPU_S,
     MARGIN,
     MEMORY_MARGIN,
     WARNED_S,
@@ -209,6 +210,32 @@ def describe(config: Config, transport: Transport, asked: Asked | None = None) -
             page.append(_registered_line(context.problem.num_clients))
         page += _uncounted_lines(context)
     return "\n".join(page)
+
+
+def seconds_alone(config: Config) -> float:
+    """Return the forecast seconds of a run in a process that goes on after it, as a case of a sweep has.
+
+    Raises:
+        UserError: the run would not begin.
+        ClientError: the forecast needs a client that fails.
+    """
+    system = config.system
+    here = replace(system, ranks=None, mpi_memory="main", scratch=None, stack=system.stack or 1)
+    start = process_time()
+    context = build(replace(config, system=here), Single(), lambda line: None)
+    opened = process_time() - start
+    real = replace(context, config=config)
+    context = without_training(real)
+    traffic = forecast(context)
+    start = process_time()
+    forecast(context)  # a sweep makes it when everything is compiled
+    foretold = process_time() - start
+    plan, decide = first_plan(context, traffic.server)
+    measured = measure(real, traffic.server, decide)
+    if uses(config.algorithm, OneShotStatistics):
+        measured = replace(measured, setup=foretold)  # the forecast calls the same hooks for all clients
+    around = Surroundings(0.0, opened, 0.0, foretold, 0, traffic.kept * context.problem.num_clients)
+    return forecast_time(context, measured, traffic, plan, around, 1).total - EXIT_CPU_S
 
 
 def _time_lines(

@@ -14,7 +14,7 @@ from mpifl.comm.single import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment import loader
 from mpifl.forecast import measured_times
-from mpifl.forecast.plan import Asked, describe
+from mpifl.forecast.plan import Asked, describe, seconds_alone
 
 CONFIG = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 HALF = ["--participation", "0.5", "--rounds", "3"]
@@ -171,3 +171,10 @@ def test_a_plan_says_what_second_looks_move_between_ranks(exchange, said):
     for words in said:
         assert words in text
     assert "second look" not in page("--system.ranks", "3")
+
+
+def test_an_asynchronous_run_that_remembers_uploads_has_times():
+    """The state from which its first steps are measured has no uploads that are remembered."""
+    method, policy = "{name: cfl, warmup: 1, eps1: 100, eps2: 0}", "{name: buffer, size: 2}"
+    options = ["--algorithm", method, "--policy", policy, "--delay.name", "exponential", "--rounds", "4"]
+    assert 0 < seconds_alone(loader.load(str(CONFIG), options)) < 60
