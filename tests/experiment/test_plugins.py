@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from support import toy
 from support.packages import METHOD, install, install_slow
 
 import mpifl
@@ -86,15 +87,13 @@ def test_a_plug_in_is_listed_explained_and_cited_with_its_package(here, capsys):
     assert "slow" in schema["algorithm.name"]["anyOf"][0]["enum"]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_plug_in_computes_the_same_over_ranks(ranks, here, monkeypatch):
+@pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.nightly)])
+def test_a_plug_in_computes_the_same_over_ranks(ranks, here, mpirun):
     install_slow(here)
     words = ["run", TINY, "--algorithm", "{name: slow, eta: 0.25}", *SHORT]
     assert main([*words, "--output.id", "one"]) == 0
-    path = os.pathsep.join([str(here), *filter(None, [os.environ.get("PYTHONPATH")])])
-    more = {**os.environ, "PYTHONPATH": path, "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
-    command = [*mpirun(ranks), "mpifl", *words, "--output.id", "more"]
-    done = subprocess.run(command, capture_output=True, text=True, env=more, check=False)
+    path = os.pathsep.join([str(here), toy.PYTHONPATH["PYTHONPATH"]])
+    done = mpirun(ranks, "-m", "mpifl", *words, "--output.id", "more", env={"PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
     one, other = summary(here.parent, "one"), summary(here.parent, "more")
     assert one["digest"] == other["digest"]

@@ -23,27 +23,14 @@ from support.runs import CONFIG, HOSTED, RUNS, SCRIPT, TABLES, Alone, Runs, colu
 from mpifl.results.reader import load
 
 FEW = (  # on one process and on three ranks; all of them, also on other numbers of ranks, are nightly
-    *("costs-all-looks", "costs-all-events"),
-    *(
-        "fedavg",
-        "fedavg-gathered",
-        "fedavg-measured",
-        "ifca",
-        "cfl",
-        "emdcfl-half",
-        "emdcfl-server",
-        "pacfl",
-        "ucfl",
-        "ucfl-reduced",
-    ),
-    *("ucfl-4", "compressed", "private", "secure", "partial-work", "median", "norm-bound"),
-    *("drift", "drift-again", "drift-oracle", "drift-events", "drift-by-time-events"),
-    *("events-looks", "events-kept", "events-split"),
-    *("scaffold-hosted", "ucfl-hosted", "fedbuff-hosted"),
-    *("stopped-at-target", "stopped-without-patience"),
-    *("own-metric", "own-module", "lora", "lora-products", "updates", "evaluated", "started"),
-    *(name for name in ("bfloat16-stacked",) if name in RUNS),
-    *("regression-fedem", "multi_label-fedavg", "next_token-fedem", "classification-fedavg"),
+    "costs-all-looks",
+    *("fedavg", "fedavg-gathered", "fedavg-measured", "ifca", "cfl", "emdcfl-half", "emdcfl-server"),
+    *("pacfl", "ucfl", "ucfl-reduced", "ucfl-4"),
+    *("compressed", "private", "secure", "partial-work", "median", "norm-bound"),
+    *("drift", "drift-by-time-events", "events-looks", "events-split"),
+    *("scaffold-hosted", "ucfl-hosted", "fedbuff-hosted", "stopped-at-target", "stopped-without-patience"),
+    *("own-metric", "lora-products", "updates", "evaluated", "started"),
+    *("multi_label-fedavg", "next_token-fedem"),
 )
 PLACES = {  # name -> ranks, options of all runs, their names
     "3 ranks": (3, ["--system.placement_seed", "1"], FEW),  # clients change places

@@ -64,9 +64,14 @@ def choices(folder):
         return [*csv.DictReader(lines)]
 
 
-def test_the_best_candidate_on_validation_data_is_what_the_sweep_runs_with(tmp_path):
-    folder = tuned(tmp_path, "--output.id", "x")
-    rows = choices(folder)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """The folder of a sweep that one process ran."""
+    return tuned(tmp_path_factory.mktemp("whole"), "--output.id", "x")
+
+
+def test_the_best_candidate_on_validation_data_is_what_the_sweep_runs_with(whole):
+    folder, rows = whole, choices(whole)
     assert [row["candidate"] for row in rows[:4]] == [
         f"IFCA, num_clusters {k}, lr {rate}" for k in (1, 2) for rate in ("slow", "fast")
     ]
@@ -87,7 +92,7 @@ def test_the_best_candidate_on_validation_data_is_what_the_sweep_runs_with(tmp_p
     assert not list(folder.glob("t-many-Local-*")), "left out"
 
 
-def test_two_processes_with_parts_run_every_candidate_and_case_once(tmp_path):
+def test_two_processes_with_parts_run_every_candidate_and_case_once(whole, tmp_path):
     """The first part runs the candidates of both, because nobody else does; the other finds them complete."""
     first = tuned(tmp_path, "--output.id", "x", part=Part.of(share="1/2"))
     trials = {path: path.stat().st_mtime_ns for path in first.parent.glob("t-tuning-x/*/summary.json")}
@@ -95,12 +100,11 @@ def test_two_processes_with_parts_run_every_candidate_and_case_once(tmp_path):
     half = {*first.glob("*/summary.json")}
     assert tuned(tmp_path, "--output.id", "x", part=Part.of(share="2/2")) == first
     assert {path: path.stat().st_mtime_ns for path in trials} == trials
-    whole = {*first.glob("*/summary.json")}
+    both = {*first.glob("*/summary.json")}
     assert len(half) == 5
-    assert len(whole) == 10
-    alone = tuned(tmp_path, "--output.id", "y")
-    for path in whole:
-        one, other = (json.loads((f / path.parent.name / path.name).read_text()) for f in (first, alone))
+    assert len(both) == 10
+    for path in both:
+        one, other = (json.loads((f / path.parent.name / path.name).read_text()) for f in (first, whole))
         assert one["digest"] == other["digest"]
 
 

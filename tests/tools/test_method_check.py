@@ -37,6 +37,7 @@ class Mine(Algorithm):
         return Plan([average(notes, weights=notes["weight"].reshape(len(notes.client), -1)[:, 0])])
 """
 SOUND = "float(client.id + 1)"
+SHORT = ("--ranks", "1", "--rounds", "2")
 NAMES = "Algorithm, PlainVisit, PlainVisits"
 
 
@@ -106,7 +107,7 @@ def test_a_method_of_one_row_hears_nothing_of_rows(tmp_path, monkeypatch, capsys
     ids=["other generator", "module", "bytes", "shapes", "arguments", "exception"],
 )
 def test_a_mistake_is_found(weight, found, remedy, tmp_path, monkeypatch, capsys):
-    code, lines = tried(tmp_path, monkeypatch, capsys, weight)
+    code, lines = tried(tmp_path, monkeypatch, capsys, weight, *SHORT)
     assert code == 1
     (at,) = [i for i, line in enumerate(lines) if line.startswith("FAIL")]
     assert lines[at].startswith(found)
@@ -140,7 +141,7 @@ IN_PLACE = """
 def test_rows_that_are_changed_in_place_are_found(declared, found, tmp_path, monkeypatch, capsys):
     text = HEAD.replace("import Algorithm\n", "import Algorithm, Needs\n")
     monkeypatch.setitem(globals(), "HEAD", text + IN_PLACE.replace("DECLARED", declared))
-    code, lines = tried(tmp_path, monkeypatch, capsys, SOUND)
+    code, lines = tried(tmp_path, monkeypatch, capsys, SOUND, *SHORT)
     assert code == 1
     (said,) = [line for line in lines if line.startswith("FAIL")]
     assert said.startswith(found)
@@ -178,7 +179,7 @@ def test_a_plain_visit_that_is_no_local_update_is_found(mu, passed, tmp_path, mo
         "import Algorithm", f"import {NAMES}"
     )
     monkeypatch.setitem(globals(), "HEAD", text)
-    code, lines = tried(tmp_path, monkeypatch, capsys, SOUND)
+    code, lines = tried(tmp_path, monkeypatch, capsys, SOUND, *SHORT)
     (line,) = [line for line in lines if "plain_visit" in line and line[:4] in ("ok  ", "FAIL")]
     assert line.endswith("the same digest" if passed else "another digest")
     assert code == (0 if passed else 1)
@@ -240,7 +241,7 @@ def test_what_a_visit_is_declared_to_ask_for_is_compared(declared, code, line, t
     asks += '        return [Asked("loss", held.train)]'
     own = HEAD.replace('year = {2026}}"', 'year = {2026}}"\n    ' + declared.replace("PASSES", asks))
     monkeypatch.setattr(f"{__name__}.HEAD", own)
-    found, lines = tried(tmp_path, monkeypatch, capsys, SOUND)
+    found, lines = tried(tmp_path, monkeypatch, capsys, SOUND, *SHORT)
     assert found == code
     said = [one for one in lines if "computation:" in one]
     assert [one.startswith(line) or line == "FAIL" for one in said] == [True] * bool(line)
