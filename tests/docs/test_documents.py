@@ -425,10 +425,6 @@ def test_the_citation_is_of_this_version():
     assert f"\nversion: {mpifl.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_the_readme_is_short():
-    assert len(README.splitlines()) <= 120
-
-
 # -- README.md -----------------------------------------------------------------------------------------------
 
 ELSEWHERE = {  # commands of README.md that tests/launchers or nobody can run here

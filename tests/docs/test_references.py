@@ -50,14 +50,6 @@ def test_links_lead_somewhere(page):
 
 
 @for_every_page
-def test_the_section_of_a_figure_has_the_command_that_makes_it(page):
-    """Drawings, which are SVG, are made by hand."""
-    for section in re.split(r"^#+ ", page.read_text(), flags=re.MULTILINE):
-        if re.search(r"!\[[^\]]*\]\([^)]+\.png\)", section):
-            assert re.search(r"mpifl (sweep|compare|data|report) |--screenshot=", section), section[:60]
-
-
-@for_every_page
 def test_files_are_there(page):
     for name in FILE.findall(text_of(page)):
         if "NAME" not in name and "{" not in name:
