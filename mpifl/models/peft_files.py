@@ -92,7 +92,7 @@ def save_adapters(
     alpha = float(lora.rank if lora.alpha is None else lora.alpha) * rank / lora.rank  # PEFT divides by r
     config = LoraConfig(
         r=rank,
-        lora_alpha=int(alpha) if alpha.is_integer() else alpha,  # type: ignore[arg-type]  # as PEFT takes it
+        lora_alpha=int(alpha) if alpha.is_integer() else alpha,  # as PEFT takes it
         lora_dropout=lora.dropout,
         target_modules=layers,
         modules_to_save=sorted(whole) or None,
