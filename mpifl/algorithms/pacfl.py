@@ -22,14 +22,15 @@ that holds the label, finds none, and takes p for every class. Its published row
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 
-from mpifl.clustering.distances import pairwise, subspace_angle
+from mpifl.clustering.distances import KeptDistances, column_angles, rounded_columns, subspace_angle
 from mpifl.clustering.partitions import merge_closest
 from mpifl.clustering.server_plans import clustered_plan, clustered_server, inherited, joined
 from mpifl.core.computation import Asked, Held
@@ -40,6 +41,7 @@ from mpifl.core.mixing import updated
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt
 from mpifl.core.types import Notes, ProblemInfo, Report, Server, Vector
 
+Numbered: TypeAlias = tuple[int, np.ndarray]  # a client and its basis [D, columns]
 TERMS = 4096  # different tokens that are counted; others share their counts
 
 
@@ -119,26 +121,44 @@ class PACFL(NewClients, PlainVisits, Algorithm):
         assert fingerprints is not None
         bases = np.full((problem.num_clients, *fingerprints["basis"].shape[1:]), np.nan, np.float32)
         bases[fingerprints.client] = fingerprints["basis"]
-        labels = self._labels(fingerprints["basis"])
+        apart = self._known.among(fingerprints.client, bases, self._item(bases))
+        labels = merge_closest(apart, self.threshold, self.linkage)
         return clustered_server(problem, fingerprints.client, labels, bases=bases)
 
-    def _labels(self, bases: np.ndarray) -> np.ndarray:
-        """Return the cluster [n] of each client, from bases [n, D, columns]."""
-        return merge_closest(self.angles(bases), self.threshold, self.linkage)
+    @cached_property
+    def _known(self) -> KeptDistances[Any]:
+        """The angles between clients."""
+        return KeptDistances(column_angles if self.angle == "columns" else self._principal)
+
+    def _item(self, bases: np.ndarray) -> Callable[[int], Any]:
+        """Return client -> what `_known` measures: the columns that it has, from bases [N, D, columns]."""
+
+        def item(k: int) -> Any:
+            span = bases[k][:, ~np.isnan(bases[k, 0])]
+            return rounded_columns(span) if self.angle == "columns" else (k, span)
+
+        return item
+
+    def _principal(self, some: Sequence[Numbered], others: Sequence[Numbered]) -> np.ndarray:
+        """Return the distances [m, n] of numbered bases, in degrees, the first client's basis first."""
+        pairs = ((sorted((a, b), key=lambda one: one[0]) for b in others) for a in some)
+        return np.array([[subspace_angle(u, v, self.angle) for (_, u), (_, v) in row] for row in pairs])
 
     def angles(self, bases: np.ndarray) -> np.ndarray:
         """Return the distances of clients in degrees [n, n], from bases [n, D, columns]."""
-        spans = [u[:, ~np.isnan(u[0])] for u in bases]
-        return pairwise(spans, lambda u, v: subspace_angle(u, v, self.angle))
+        return KeptDistances(self._known.measure).among(np.arange(len(bases)), bases, self._item(bases))
 
     def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
         """Cluster the known and the new clients together; those that sent nothing keep their clusters."""
-        bases = updated(server.algorithm_state["bases"], fingerprints.client, fingerprints["basis"])
-        everyone = np.union1d(np.flatnonzero(server.algorithm_state["known"]), fingerprints.client)
+        before, who = server.algorithm_state["bases"], fingerprints.client
+        bases = updated(before, who, fingerprints["basis"])
+        everyone = np.union1d(np.flatnonzero(server.algorithm_state["known"]), who)
         old = np.where(server.algorithm_state["known"], server.assign, -1)[everyone]
-        sent = np.isin(everyone, fingerprints.client)
-        labels, parents = inherited(self._labels(bases[everyone]), old, len(server.tables["model"]) - 1, sent)
-        return joined(server, fingerprints.client, labels[sent], parents, bases=bases)
+        sent = np.isin(everyone, who)
+        apart = self._known.among(everyone, bases, self._item(bases), before, who)
+        found = merge_closest(apart, self.threshold, self.linkage)
+        labels, parents = inherited(found, old, len(server.tables["model"]) - 1, sent)
+        return joined(server, who, labels[sent], parents, bases=bases)
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average each cluster by samples."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import combinations
-from typing import Any
+from itertools import accumulate, combinations
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,10 @@ from mpifl.core.errors import require
 from mpifl.core.gram import cosine_matrix as cosine_matrix  # for methods, which find all distances here
 from mpifl.core.gram import squared_distances as squared_distances
 from mpifl.core.imports import hidden
+
+T = TypeVar("T")
+QUANTUM = 2.0**-26  # of numbers in columns of length 1, see `rounded_columns`
+BLOCK = 32  # clients whose distances are measured together
 
 
 def madc(cosines: np.ndarray) -> np.ndarray:
@@ -130,6 +134,90 @@ def pairwise(items: Sequence[np.ndarray], distance: Callable[[np.ndarray, np.nda
     return out
 
 
+class KeptDistances(Generic[T]):
+    """Distances between clients, of which only those of clients with new statistics are measured again.
+
+    They are those of measuring all of them again, bit for bit. They stay in the memory of this process and
+    are no part of the state: a resumed run measures all of them once more. The matrix of N clients takes
+    8 N^2 bytes: 8 MB for 1,000 clients, 800 MB for 10,000; the items come on top.
+
+    Args:
+        measure: items of some clients [m] and of others [n] -> their distances [m, n]. The distance of two
+            clients depends on their two items alone, and not on their order.
+    """
+
+    def __init__(self, measure: Callable[[Sequence[T], Sequence[T]], np.ndarray]) -> None:
+        self.measure = measure
+        self._statistics: np.ndarray | None = None  # those that the distances belong to
+        self._items: dict[int, T] = {}
+        self._apart = np.zeros((0, 0))
+
+    def among(
+        self,
+        clients: np.ndarray,
+        statistics: np.ndarray,
+        item: Callable[[int], T],
+        before: np.ndarray | None = None,
+        new: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Return the distances [n, n] of clients, zeros on the diagonal.
+
+        Args:
+            clients: numbers of the clients, int64 [n].
+            statistics: statistics of all clients [N, ...].
+            item: number of a client -> what is measured of its statistics.
+            before: the array of the last call, from which `statistics` differs in the clients `new` only;
+                if it is another one, all distances are measured.
+            new: numbers of these clients.
+        """
+        if before is None or new is None or before is not self._statistics:
+            self._items, self._apart = {}, np.zeros((len(statistics), len(statistics)))
+            new = clients
+        self._statistics, again = None, {*new.tolist()}
+        measured = [k for k in clients.tolist() if k in again or k not in self._items]
+        self._items |= {k: item(k) for k in measured}
+        known = [*(self._items.keys() - {*measured})]
+        for lo in range(0, len(measured), BLOCK):
+            some, others = measured[lo : lo + BLOCK], [*known, *measured[lo:]]
+            found = self.measure([self._items[k] for k in some], [self._items[k] for k in others])
+            self._apart[np.ix_(some, others)] = found
+            self._apart[np.ix_(others, some)] = found.T
+        np.fill_diagonal(self._apart, 0.0)
+        self._statistics = statistics
+        return self._apart[np.ix_(clients, clients)]
+
+
+def rounded_columns(u: np.ndarray) -> np.ndarray:
+    """Return the columns of a basis [D, p] as rows [p, D], float64, rounded to multiples of 2^-26.
+
+    Products of columns of length 1 are then sums of multiples of 2^-52 below 2, which float64 adds without
+    an error: a cosine is the same whatever is multiplied with it at once, and by whichever library. Entries
+    move by less than the rounding of float32 columns.
+    """
+    return np.rint(np.asarray(u.T, np.float64) / QUANTUM) * QUANTUM
+
+
+def column_angles(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the least angles [m, n], in degrees, between a column of one basis and one of another.
+
+    Args:
+        some: m bases, each with its columns as rows [p, D], see `rounded_columns`.
+        others: n bases.
+    """
+    cosines, left = np.empty((len(some), len(others))), np.concatenate(some)
+    for lo in range(0, len(others), BLOCK):
+        block = others[lo : lo + BLOCK]
+        products = left @ np.concatenate(block).T
+        most = np.maximum.reduceat(products, _starts(some), axis=0)
+        cosines[:, lo : lo + BLOCK] = np.maximum.reduceat(most, _starts(block), axis=1)
+    return np.asarray(np.degrees(np.arccos(np.clip(cosines, -1.0, 1.0))))
+
+
+def _starts(rows: Sequence[np.ndarray]) -> list[int]:
+    """Return where each of some arrays begins when they are concatenated."""
+    return [0, *accumulate(len(each) for each in rows[:-1])]
+
+
 def principal_angles(u: np.ndarray, v: np.ndarray) -> np.ndarray:
     """Return the principal angles, in degrees and ascending, of the spans of columns [D, p] and [D, q]."""
     from scipy.linalg import subspace_angles
@@ -149,8 +237,7 @@ def subspace_angle(u: np.ndarray, v: np.ndarray, kind: str = "columns") -> float
     """
     require(kind in ("columns", "smallest", "sum"), "angle", kind, "give columns, smallest or sum")
     if kind == "columns":
-        cosines = np.clip(u.T.astype(np.float64) @ v, -1.0, 1.0)
-        return float(np.degrees(np.arccos(cosines.max())))
+        return float(column_angles([rounded_columns(u)], [rounded_columns(v)])[0, 0])
     angles = principal_angles(u, v)
     return float(angles[0] if kind == "smallest" else angles.sum())
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # two rows of distances -> that of the merged cluster
 Join: TypeAlias = "Callable[[np.ndarray, np.ndarray], np.ndarray]"
+SMALL, SHARE = 64, 0.7  # a larger matrix is made smaller once it has fewer clusters than this share of rows
 LINKAGES = ("single", "complete", "average", "ward")
 
 
@@ -162,24 +163,31 @@ def merge_closest(distances: np.ndarray, threshold: float, linkage: str = "avera
     d = np.array(distances, np.float64)
     d[np.isnan(d)] = np.inf  # an unknown distance merges nobody
     np.fill_diagonal(d, np.inf)
-    label, nearest = np.arange(len(d)), d.argmin(1)  # of each cluster, the first of equals
-    least = d[label, nearest]
-    while True:
-        i = int(least.argmin())
-        j = int(nearest[i])  # i < j by symmetry
-        if not least[i] <= threshold or i == j:
-            return canonical(label)
-        d[i] = d[:, i] = join[linkage](d[i], d[j])
+    into, who = list(range(len(d))), np.arange(len(d))  # who: the first client of the cluster of each row
+    nearest, gone = d.argmin(1), 0  # nearest: the first of equals
+    least, stale = d[who, nearest], np.zeros(len(d), bool)  # stale: `least` is a lower bound
+    while least[i := int(least.argmin())] <= threshold:
+        if stale[i]:
+            nearest[i], stale[i] = d[i].argmin(), False
+            least[i] = d[i, nearest[i]]
+            continue
+        j = int(nearest[i])
+        if i == j:
+            break
+        d[i] = d[:, i] = join[linkage](d[i], d[j])  # i < j by symmetry
         d[j] = d[:, j] = np.inf
         d[i, i] = np.inf
-        label[label == label[j]] = label[i]
-        apart = d[i]  # of the merged cluster to all others
-        nearer = (apart < least) | ((apart == least) & (i < nearest))
-        lost = np.flatnonzero((nearest == i) | (nearest == j))
-        nearest[nearer], least[nearer] = i, apart[nearer]
-        for k in {*lost.tolist(), i, j}:
-            nearest[k] = d[k].argmin()
-            least[k] = d[k, nearest[k]]
+        into[who[j]] = int(who[i])
+        # nobody is nearer to the merged cluster than it was to the nearer of the two
+        stale |= (nearest == i) | (nearest == j) | (d[i] <= least)
+        least[j], stale[i], gone = np.inf, True, gone + 1
+        if len(d) - gone < SHARE * len(d) > SMALL:
+            there = np.isin(who, [k for k, parent in enumerate(into) if k == parent])
+            d, who, least, stale = d[np.ix_(there, there)], who[there], least[there], stale[there]
+            nearest, gone = (there.cumsum() - 1)[nearest[there]], 0
+    for k, parent in enumerate(into):  # a cluster is named by its first client
+        into[k] = into[parent]
+    return canonical(np.array(into))
 
 
 def bipartition(similarity: np.ndarray, linkage: str = "complete") -> np.ndarray:

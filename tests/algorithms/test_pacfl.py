@@ -9,6 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from support import byhand
 
 from mpifl.algorithms.registry import CATALOGUE
+from mpifl.core.algorithm import apply_plan
 from mpifl.core.federation import ClientData, Split
 
 
@@ -39,6 +40,25 @@ def test_newcomers_of_pacfl_join_or_found_a_cluster():
     assert_array_equal(
         plan.mixings[0].keep, [[1, 0], [0, 1], [0, 1]]
     )  # the new row starts from the initial one
+
+
+@pytest.mark.parametrize("angle", ["columns", "smallest", "sum"])
+def test_pacfl_finds_again_what_it_would_find_if_it_measured_all_angles_again(angle):
+    """Three looks of four of twelve clients: a method that remembers angles, and one for each look."""
+    random, N = np.random.default_rng(3), 12
+    drawn = [np.linalg.qr(random.normal(size=(5, 2)))[0].astype(np.float32) for _ in range(24)]
+    first, *looks = (np.stack(drawn[at : at + n]) for at, n in ((0, 12), (12, 4), (16, 4), (20, 4)))
+    kept = CATALOGUE["pacfl"](threshold=25, angle=angle)
+    server = kept.setup(byhand.problem([1] * N), byhand.notes([1] * N, basis=first), byhand.KEY)
+    for i, look in enumerate(looks):
+        sent = byhand.notes([1] * 4, [i, 3, 4 + i, 11], basis=look)
+        plan = kept.assign_new_clients(server, sent)
+        other = CATALOGUE["pacfl"](threshold=25, angle=angle).assign_new_clients(server, sent)
+        assert_array_equal(plan.assign, other.assign)
+        server = apply_plan(server, plan, {"model": torch.zeros(plan.assign.max() + 2, 1)})
+        bases_ = server.algorithm_state["bases"]
+        remembered = kept._known.among(np.arange(N), bases_, kept._item(bases_), bases_, np.zeros(0, int))
+        assert_array_equal(remembered, kept.angles(bases_))
 
 
 def signature(train: Split, val: Split, **options: object) -> np.ndarray:

@@ -112,6 +112,48 @@ def test_spans_of_stacked_bases_need_not_have_orthogonal_columns():
     assert D.subspace_angle(u, np.eye(3)[:, :2], "sum") == pytest.approx(0, abs=1e-5)
 
 
+def spans(count: int, columns: int = 3) -> list[np.ndarray]:
+    """Return orthonormal float32 columns [100, 1 .. columns] of random subspaces."""
+    random = np.random.default_rng(5)
+    return [
+        np.linalg.qr(random.normal(size=(100, 1 + k % columns)))[0].astype(np.float32) for k in range(count)
+    ]
+
+
+def test_column_angles_have_the_same_bits_whatever_is_measured_with_them():
+    """Alone, in a row or in a matrix: sums of products have no rounding that an order could change."""
+    rows = [D.rounded_columns(u) for u in spans(70)]
+    whole = D.column_angles(rows, rows)
+    assert_array_equal(whole, whole.T)
+    assert_array_equal(whole[37:41], D.column_angles(rows[37:41], rows))
+    assert_array_equal(whole[37, 2:7], D.column_angles(rows[37:38], rows[2:7])[0])
+    u, v = spans(70)[37].astype(np.float64), spans(70)[3].astype(np.float64)
+    assert whole[37, 3] == D.subspace_angle(v, u)
+    assert whole[37, 3] == pytest.approx(np.degrees(np.arccos((u.T @ v).max())), abs=1e-6)
+
+
+def test_distances_are_measured_again_for_clients_with_new_statistics_only():
+    """Of points 0, 1, ..., 49, client 7 comes to 70 and client 30 is new: 2 x 51 pairs, not 51 x 51."""
+    pairs: list[int] = []
+
+    def measure(some, others):
+        pairs.append(len(some) * len(others))
+        return np.abs(np.subtract.outer(some, others))
+
+    kept, first = D.KeptDistances(measure), np.arange(60.0)
+    old, everyone = np.delete(np.arange(51), 30), np.arange(51)
+    found = kept.among(old, first, lambda k: first[k])
+    assert_array_equal(found, np.abs(np.subtract.outer(old, old)))
+    pairs.clear()
+    second = first.copy()
+    second[7] = 70
+    found = kept.among(everyone, second, lambda k: second[k], first, np.array([7, 30]))
+    assert_array_equal(found, np.abs(np.subtract.outer(second[:51], second[:51])))
+    assert sum(pairs) == 2 * 51
+    kept.among(everyone, second, lambda k: second[k], first, np.array([7, 30]))
+    assert sum(pairs) > 51 * 51 / 2, "they were kept of another array: a step that is repeated"
+
+
 def test_mean_differences_of_cosines_leave_the_pair_itself_out():
     """Clients 0 and 1: (|0.2 - 0.4| + |0.1 - 0.3|) / 2; clients 2 and 3: (|0.2 - 0.1| + |0.4 - 0.3|) / 2."""
     cosines = np.eye(4)
