@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -58,6 +59,7 @@ class Fielding(NewClients, Algorithm):
 
     paper = "li2024fielding"
     trains_once = True
+    acts_with = MappingProxyType({"theta": ("newcomers", "drift")})
     needs = Needs(averages=True, classes=True)
 
     def ignored_options(self) -> Mapping[str, str]:

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -81,6 +82,7 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
     paper = "duan2022flexible"
     statistics_gram = gram = "direction"
     statistics_from = ("iterations",)
+    acts_with = MappingProxyType({"migration": ("drift",)})
     statistics_distance = row_distance = "direction"
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 import numpy as np
@@ -93,6 +94,7 @@ class UCFL(NewClients, RememberedUploads, PlainVisits, Algorithm):
     statistics_gram = "gradient"
     statistics = ("gradient",)
     statistics_from = ("noise_batch",)
+    acts_with = MappingProxyType({"keep_gradients": ("newcomers", "recluster")})
     downloads = Downloads(serves="own")
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -164,6 +165,8 @@ class Algorithm(Options, ABC):
         setup_from: the fields that decide, with one-shot statistics, what `setup` returns, for methods that
             train there; cases of a sweep that differ in other fields share it (`core/beginning.py`). None: it
             is not shared.
+        acts_with: option -> sections of a configuration (`newcomers`, `recluster`, `drift`), of which a run
+            has one if the option has an effect. A run without them prints a line.
         trained_from: the fields that decide, with the download, what `local_update` returns, for methods
             whose first training is followed by something costly; None: it is not shared.
     """
@@ -173,6 +176,7 @@ class Algorithm(Options, ABC):
     trains_once: ClassVar[bool] = False
     statistics: ClassVar[tuple[str, ...]] = ()
     setup_from: ClassVar[tuple[str, ...] | None] = None
+    acts_with: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     trained_from: ClassVar[tuple[str, ...] | None] = None
 
     @cached_property

@@ -83,6 +83,7 @@ def check_parts(config: Config, parts: Parts) -> None:
     check_batches(ways, parts.learner.drop_single)
     warn_of_ignored(algorithm, local, config.per_client, bool(config.evaluation.finetune_epochs))
     warn_of_ignored_options(algorithm)
+    warn_of_idle_options(config, parts.federation.changes)
     warn_of_another_policy(algorithm, config.policy)
     if config.policy.under_way and (config.participation < 1 or config.cohort_size is not None):
         name = "participation" if config.cohort_size is None else "cohort_size"
@@ -378,6 +379,24 @@ def warn_of_ignored_options(algorithm: Algorithm) -> None:
     for name, why in algorithm.ignored_options().items():
         if getattr(algorithm, name) != getattr(type(algorithm), name):  # the default
             warn_once(f"algorithm.{name}: without effect: {why}")
+
+
+def warn_of_idle_options(config: Config, changes: bool) -> None:
+    """Warn of options of the method that act on what does not happen in the run.
+
+    Args:
+        config: the configuration.
+        changes: whether clients may hold other data at another visit.
+    """
+    algorithm = config.algorithm
+    happens = {
+        "newcomers": bool(config.newcomers.share or config.newcomers.groups),
+        "recluster": bool(config.recluster),
+        "drift": changes,
+    }
+    for name, sections in algorithm.acts_with.items():
+        if getattr(algorithm, name) != getattr(type(algorithm), name) and not any(map(happens.get, sections)):
+            warn_once(f"algorithm.{name}: without effect: the run has no {' and no '.join(sections)}")
 
 
 def warn_of_another_policy(algorithm: Algorithm, policy: Policy) -> None:

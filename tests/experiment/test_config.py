@@ -21,6 +21,7 @@ from mpifl.core.textfiles import flat
 from mpifl.experiment import loader, schema
 from mpifl.experiment.build import public_sets
 from mpifl.experiment.checks import (
+    warn_of_idle_options,
     warn_of_ignored,
     warn_of_ignored_options,
     warn_of_numbered_categories,
@@ -355,6 +356,55 @@ def test_options_of_a_method_without_effect_are_said(method, capsys):
     warn_of_ignored_options(load(TINY, ["--algorithm", method]).algorithm)
     line = WITHOUT_EFFECT[method]
     assert capsys.readouterr().err.splitlines() == ([f"mpifl: algorithm.{line}"] if line else [])
+
+
+DRIFTING = ("--drift", "{kind: swap, at: [2]}")
+LATE = ("--newcomers", "{share: 0.4, joins: 2}")
+AGAIN = ("--recluster", "{every: 2}")
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "line"),
+    [
+        (
+            "{name: ucfl, keep_gradients: true}",
+            DRIFTING,
+            "keep_gradients: without effect: the run has no newcomers and no recluster",
+        ),
+        ("{name: ucfl, keep_gradients: true}", LATE, ""),
+        ("{name: ucfl, keep_gradients: true}", AGAIN, ""),
+        ("{name: flexcfl, migration: 0.1}", LATE, "migration: without effect: the run has no drift"),
+        ("{name: flexcfl, migration: 0.1}", DRIFTING, ""),
+        (
+            "{name: fielding, theta: 0.1}",
+            AGAIN,
+            "theta: without effect: the run has no newcomers and no drift",
+        ),
+        ("{name: fielding, theta: 0.1}", LATE, ""),
+        ("{name: fielding, theta: 0.1}", DRIFTING, ""),
+        ("{name: fielding}", (), ""),
+    ],
+)
+def test_options_of_a_method_that_act_on_what_does_not_happen_are_said(method, given, line, capsys):
+    warn_once.cache_clear()
+    warn_of_idle_options(load(TINY, ["--algorithm", method, *given]), given is DRIFTING)
+    assert capsys.readouterr().err.splitlines() == ([f"mpifl: algorithm.{line}"] if line else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "plain", "idle"),
+    [
+        ("ucfl", {"noise_batch": 4.0}, {"keep_gradients": True}),
+        ("flexcfl", {"num_groups": 2}, {"migration": 0.0}),
+        ("fielding", {"num_clusters": 2}, {"theta": 0.0}),
+    ],
+)
+def test_options_that_act_on_what_does_not_happen_leave_all_models_as_they_are(name, plain, idle, tmp_path):
+    found = []
+    for i, options in enumerate((plain, plain | idle)):
+        done = toy.run(CATALOGUE[name](**options), toy.Tiny(), tmp_path / str(i), steps=3, participation=0.5)
+        found.append((done.server.tables["model"].tolist(), done.server.assign.tolist()))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("method", [method for method, line in WITHOUT_EFFECT.items() if line])
