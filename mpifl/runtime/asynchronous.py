@@ -624,8 +624,8 @@ class AsynchronousEngine(Engine):
     ) -> tuple[list[Arrival], list[Arrival]]:
         """Return the uploads of a step with what their clients found when they looked at each other.
 
-        A client whose look fails counts with its upload before, if there is one. The exchange takes no time
-        on the run's clock.
+        A client whose look fails counts with its upload before, if there is one that is not too old. The
+        exchange takes no time on the run's clock.
 
         Args:
             server: the server before the step.
@@ -660,7 +660,9 @@ class AsynchronousEngine(Engine):
                 out.append(replace(a, header=told))
             elif i not in failed or not a.header.fresh:
                 out.append(a)
-            elif self.kept is not None and (before := self.kept.of(a.visit.client)) is not None:
+            elif (
+                self.kept is not None and (before := self.kept.of(a.visit.client, server.version)) is not None
+            ):
                 out.append(before)
         step.drop([*failed.values()], nobody=not out)
         return [a for a in out if a.header.fresh], [a for a in out if not a.header.fresh]

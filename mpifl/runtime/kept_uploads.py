@@ -72,11 +72,15 @@ class KeptUploads:
             without: clients that have a new upload in the step.
         """
         kept = (self._last[k] for k in sorted(self._last) if k not in without)
-        return [a for a in kept if self.max_age is None or a.age(version) <= self.max_age]
+        return [a for a in kept if self._counts(a, version)]
 
-    def of(self, client: int) -> Arrival | None:
-        """Return the last upload of a client; None if there is none."""
-        return self._last.get(client)
+    def of(self, client: int, version: int) -> Arrival | None:
+        """Return the last upload of a client; None if there is none that counts in the step of a version."""
+        kept = self._last.get(client)
+        return kept if kept is not None and self._counts(kept, version) else None
+
+    def _counts(self, kept: Arrival, version: int) -> bool:
+        return self.max_age is None or kept.age(version) <= self.max_age
 
     def put(self, saved: Saved) -> None:
         """Add the uploads to a checkpoint."""

@@ -186,6 +186,7 @@ class TaskBatch:
         looks: who looks at whom after training; None if nobody does.
         compared: a table and its number of rows: distances to all of them are measured for the upload with
             the table's name.
+        outdated: clients whose remembered uploads are too old to count if their visits or looks fail.
     """
 
     step: int
@@ -194,6 +195,7 @@ class TaskBatch:
     missing: Mapping[str, tuple[list[int], int]]
     looks: LookPlan | None = None
     compared: tuple[str, int] | None = None
+    outdated: tuple[int, ...] = ()
 
     def having(self, rows: memoryview) -> TaskBatch:
         """Return a batch that came without columns, with its tasks read from the bytes of the columns."""

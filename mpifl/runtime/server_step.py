@@ -891,9 +891,12 @@ class ServerStep:
     # -- tasks and reports -----------------------------------------------------------------------------------
 
     def _train_batches(self, server: Server, who: RoundPlan) -> ScatteredTasks:
-        step, clients = server.version + 1, who.cohort
+        step, clients, outdated = server.version + 1, who.cohort, np.zeros(0, np.int64)
         if uses(self.algorithm, RememberedUploads):
-            clients = np.union1d(who.cohort, self._remembered(server.version))
+            remembered = self._remembered(server.version)
+            clients = np.union1d(who.cohort, remembered)
+            if self.config.drops:
+                outdated = np.setdiff1d(who.cohort[self.visits[who.cohort] > 0], remembered)
         fresh = is_among(clients, who.cohort)
         reads = self.hooks.reads("reads", server, clients[fresh])
         widths = {name: self.tables.width(name) for name in server.tables}
@@ -908,7 +911,8 @@ class ServerStep:
             if hooks_of(self.algorithm, SecondLook).at_server:
                 made = np.zeros(len(clients), np.int64)
             looks = partial(LookPlan, clients, made, pairs=self.hooks.pairs(server, clients, fresh))
-        return self._batches(step, clients, reads, costs, server.version, fresh, compared, looks, who.work)
+        told = compared, looks, who.work, outdated
+        return self._batches(step, clients, reads, costs, server.version, fresh, *told)
 
     def _remembered(self, version: int) -> np.ndarray:
         """Return the clients whose last uploads count in the step of a version, ascending."""
@@ -927,11 +931,12 @@ class ServerStep:
         compared: tuple[str, int] | None = None,
         looks: Callable[[np.ndarray], LookPlan] | None = None,
         work: Mapping[int, Fraction] | None = None,
+        outdated: np.ndarray | None = None,
     ) -> ScatteredTasks:
         """Return the tasks of each rank; report numbers follow the order of `clients`.
 
         `reads` has the reads of the `fresh` clients only, in the same order. `looks` maps the rank of each
-        task to the second look of the step.
+        task to the second look of the step. `outdated` are clients whose remembered uploads no longer count.
         """
         needed: dict[str, set[int]] = {compared[0]: set(range(compared[1]))} if compared else {}
         for rows in reads.distinct:
@@ -944,11 +949,11 @@ class ServerStep:
         tasks = TaskTable(columns, reads.distinct, self.config.filters.told(), work or {})
         owners = self.scheduler.assign(clients, costs)
         tables, columns, counts = tasks.split_by_rank(owners, self.transport.size)
-        plan = None if looks is None else looks(owners)
+        plan, old = None if looks is None else looks(owners), () if outdated is None else outdated.tolist()
         batches: dict[int, TaskBatch] = {}  # ranks that share a table object share a batch object
         for mine in tables:
             if id(mine) not in batches:
-                batches[id(mine)] = TaskBatch(step, version, mine, missing, plan, compared)
+                batches[id(mine)] = TaskBatch(step, version, mine, missing, plan, compared, tuple(old))
         return ScatteredTasks([batches[id(mine)] for mine in tables], columns, counts)
 
     def _counted(

@@ -225,7 +225,7 @@ class Worker:
                 counter.advance()
                 if isinstance(report, Dropped):
                     dropped.append(report)
-                    if self._remembered is None or not task.visit or fingerprint:
+                    if fingerprint or not self._has_remembered(task, batch):
                         continue
                     report = self._remembered_report(task, batch)
                 header, brought = report
@@ -234,6 +234,10 @@ class Worker:
                     for name, vector in brought.items():
                         uploads.setdefault(name, []).extend(self._buffer.put(vector, len(batch.visits)))
         return VisitResults(headers, uploads, dropped, perf_counter() - start, (), computation.table)
+
+    def _has_remembered(self, task: ClientTask, batch: TaskBatch) -> bool:
+        """Return whether a client that is left out has a remembered upload that counts in the step."""
+        return self._remembered is not None and task.visit > 0 and task.client not in batch.outdated
 
     def _remembered_report(
         self, task: ClientTask, batch: TaskBatch
@@ -269,7 +273,7 @@ class Worker:
             number = header.number
             if number in failed:
                 task = tasks[number]
-                if self._remembered is None or not task.visit:
+                if not self._has_remembered(task, batch):
                     for each in uploads.values():
                         each[i] = []
                     continue

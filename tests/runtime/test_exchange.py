@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,8 @@ from support.asking import Asking, AskingOnce, Remembering, steps
 from mpifl.aggregation import exchange_choice as choice
 from mpifl.core.capabilities import Question
 from mpifl.runtime.hook_errors import ClientError
+from mpifl.simulation.delays import Constant
+from mpifl.simulation.policies import Barrier, Buffer, Synchronous
 from mpifl.traffic.compression import Payload
 
 
@@ -89,6 +93,28 @@ def test_a_client_whose_look_fails_counts_with_its_remembered_upload(tmp_path):
     nobody = [np.nan] * 3
     assert_array_equal(last["answer"], [nobody, [21, np.nan, 24], [41, 42, np.nan]])
     assert_array_equal(done.server_step.visits, [0, 1, 1, 0, 1, 0])
+
+
+@pytest.mark.parametrize("policy", [Synchronous(), Barrier(), Buffer(size=6)], ids=lambda p: type(p).__name__)
+def test_a_client_whose_look_fails_counts_no_longer_once_its_upload_is_too_old(policy, tmp_path):
+    """Client 1 asks in steps 1 and 2, twice in vain in 3 and in 4, where its upload is from version 1."""
+    calls = []
+
+    @dataclass(frozen=True)
+    class Young(Remembering):
+        max_age = 1
+
+        def ask(self, client, own, key):
+            if client.id == 1:
+                calls.append(len(calls))
+                if calls[-1] in (2, 3, 4, 5):
+                    raise RuntimeError("no")
+            return super().ask(client, own, key)
+
+    options = {"policy": policy, "on_client_error": "drop", "delay": Constant(1.0)}
+    done = toy.events(Young(), toy.Tiny(), tmp_path, 5, **options)
+    assert [1 in notes.client for notes in done.notes] == [True, True, True, False, True]
+    assert [bool(notes.fresh[1]) for notes in done.notes] == [True, True, False, True, True]
 
 
 def test_messages_are_rounded_as_they_arrive(tmp_path):

@@ -26,7 +26,7 @@ from mpifl.core.rng import Key
 from mpifl.core.types import Message, Notes, Report, Server, State
 from mpifl.experiment.schema import EvaluationConfig
 from mpifl.simulation.delays import Exponential, Uniform
-from mpifl.simulation.policies import Buffer, EveryArrival, Synchronous
+from mpifl.simulation.policies import Barrier, Buffer, EveryArrival, Synchronous
 
 STEPS, POLICIES = 7, (Synchronous(), EveryArrival(), Buffer(2))
 
@@ -177,6 +177,20 @@ def test_a_client_that_fails_counts_with_its_remembered_upload_like_one_that_is_
     assert torch.equal(failed.server.tables["model"], absent.server.tables["model"])
     assert_array_equal(failed.server_step.visits, [2, 2, 2, 2, 2, 1])
     assert [(d.step, d.client) for d in failed.server_step.dropped] == [(2, 5)]
+
+
+@pytest.mark.parametrize("policy", [Synchronous(), Barrier()], ids=["rounds", "barrier"])
+def test_a_client_that_fails_counts_no_longer_once_its_upload_is_too_old(policy, tmp_path):
+    """Client 5 trains version 0 and fails in steps 2 to 4, which begin at versions 1 to 3."""
+
+    @dataclass(frozen=True)
+    class Forgetting(FedAvgMemory):
+        max_age = 2
+
+    method = failing(Forgetting, {2: (5,), 3: (5,), 4: (5,)})
+    done = toy.events(method, toy.Tiny(), tmp_path, 5, policy=policy, on_client_error="drop")
+    assert [5 in notes.client for notes in done.notes] == [True, True, True, False, True]
+    assert [notes.fresh[-1] for notes in done.notes] == [True, False, False, True, True]
 
 
 def test_a_round_took_the_uploads_of_those_who_did_not_fail(tmp_path):
