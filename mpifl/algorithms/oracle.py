@@ -7,7 +7,7 @@ never seen stay alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,6 +36,13 @@ class Oracle(PlainVisits, RememberedUploads, Algorithm):
         if later:
             state |= {"since": np.array([*later]), "later": np.stack([*later.values()])}
         return problem.server(algorithm_state=state)
+
+    def with_groups(self, server: Server, step: int, groups: np.ndarray) -> Server:
+        """Store the true groups from a step on, which was not known before the run."""
+        state = server.algorithm_state
+        since, later = [*state.get("since", ()), step], [*state.get("later", ()), groups]
+        told = {"since": np.array(since, np.int64), "later": np.stack(later)}
+        return replace(server, algorithm_state={**state, **told})
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download the own row; a client whose group has just changed takes that of its new group."""

@@ -296,6 +296,15 @@ class Algorithm(Options, ABC):
             return state.get("model", client.init)
         return message["model"][0]
 
+    def with_groups(self, server: Server, step: int, groups: np.ndarray) -> Server:
+        """Return the server that knows that `groups` [N] are the true groups from server step `step` on.
+
+        Called before that step for methods that read them (`Needs.groups`), if times of drift are given in
+        seconds (`drift.at_s`), whose steps no `ProblemInfo.regrouped` can tell. Default: `server`; the method
+        keeps the first groups.
+        """
+        return server
+
     # -- before a run
 
     def visit_passes(self, held: Held, problem: ProblemInfo) -> Sequence[Asked] | None:

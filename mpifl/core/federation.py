@@ -303,14 +303,22 @@ class Federation(ABC):
 
     @property
     def change_steps(self) -> Sequence[int]:
-        """The server steps from which on data change (section `drift`), as far as they are known.
+        """The server step with which each change (section `drift`) begins, as far as it is known.
 
         Default: none.
         """
         return ()
 
+    @property
+    def settled(self) -> Sequence[int]:
+        """The server step of each moment in seconds at which clients change, as far as it is known.
+
+        Ascending. Default: none.
+        """
+        return ()
+
     def settle_changes(self, steps: Sequence[int]) -> None:
-        """Set the server steps from which on data change, as far as they are known; none without drift."""
+        """Set the server step of each moment at which clients change; none without drift."""
         assert not steps, "data do not change"
 
     def change_is_due(self, seconds: float) -> bool:

@@ -201,7 +201,8 @@ class ProblemInfo:
         num_samples: int64 [N], training samples of each client, at its first visit where they change.
         groups: int64 [N], the hidden true groups; only given to methods that declare `Needs.groups`.
         regrouped: server step -> the true groups [N] from that step on, where they change (section `drift`);
-            also only given to those methods.
+            also only given to those methods. Steps that depend on the clock are told by
+            `Algorithm.with_groups`.
         layout: layout of the model's flat vector.
         public: the labelled sets the server owns, each as a client (`public[g].sgd`, `public[g].loss`).
         init: j -> the j-th independent initial vector [d]; `init(0)` is the common one.

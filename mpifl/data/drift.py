@@ -3,12 +3,12 @@
 A client holds one data set after the other. Every change is drawn before the run from the data seed: data
 sets and true groups at a step are the same for any policy, and on any number of ranks. The number of a
 client's samples never changes. Where the time of a change is given in seconds, its step is known when the
-run's clock gets there.
+run's clock gets there: each moment at which a client changes has a step of its own.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +19,14 @@ import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import CLASSES, IMAGES, SPLITS
-from mpifl.core.options import FinitePositive, NonNegativeInt, Options, PositiveFloat, PositiveShare
+from mpifl.core.options import (
+    FiniteNonNegative,
+    FinitePositive,
+    NonNegativeInt,
+    Options,
+    PositiveFloat,
+    PositiveShare,
+)
 from mpifl.core.rng import Key
 from mpifl.data.partition.dirichlet import dirichlet, take_by_mixture
 
@@ -54,6 +61,8 @@ class Drift(Options):
         share: fraction of the clients that a step in `at` concerns; `split` and `merge` concern a group.
         gradual: number of steps over which clients change one by one: each from a step of its own on, drawn
             uniformly from s..s + gradual for a step s in `at`.
+        gradual_s: the same in seconds, with `at_s`: each client changes at a time of its own, drawn uniformly
+            from t to t + gradual_s for a time t in `at_s`.
         recurring: whether every second step in `at` takes the change of the one before back, for the same
             clients; otherwise each step in `at` is another change, of other clients.
         alpha: concentration of the class mixtures of `label`, Dir(alpha 1_L).
@@ -66,6 +75,7 @@ class Drift(Options):
     at_s: tuple[FinitePositive, ...] = ()
     share: PositiveShare = SHARE
     gradual: NonNegativeInt = 0
+    gradual_s: FiniteNonNegative = 0.0
     recurring: bool = False
     alpha: PositiveFloat = ALPHA
     recovered: PositiveShare = RECOVERED
@@ -74,7 +84,7 @@ class Drift(Options):
         super().__post_init__()
         if self.kind is None:
             remedy = "has no effect without drift.kind; name one, or leave it out"
-            for name in ("at", "at_s", "share", "gradual", "recurring", "alpha", "recovered"):
+            for name in ("at", "at_s", "share", "gradual", "gradual_s", "recurring", "alpha", "recovered"):
                 value = getattr(self, name)
                 require(value == getattr(Drift, name), name, value, remedy)
             return
@@ -83,10 +93,15 @@ class Drift(Options):
         remedy = f"give the steps at which data change, ascending, from {FIRST} on, or times in at_s"
         good = bool(self.at_s) or (bool(self.at) and self.at[0] >= FIRST)
         require(good, "at", list(self.at), remedy)
-        rising = all(a < b for a, b in pairwise(self.at_s))
-        require(rising, "at_s", list(self.at_s), "give seconds of the run's clock, ascending")
-        remedy = "counts server steps, whose times are not known before the run; leave it out, or use at"
+        remedy = "give seconds of the run's clock, ascending"
+        if self.gradual_s:
+            remedy += f", each more than gradual_s = {self.gradual_s:g} after the one before"
+        rising = all(b - a > self.gradual_s for a, b in pairwise(self.at_s))
+        require(rising, "at_s", list(self.at_s), remedy)
+        remedy = "counts server steps, and at_s seconds; use gradual_s"
         require(not (self.at_s and self.gradual), "gradual", self.gradual, remedy)
+        remedy = "counts seconds, and at server steps; use gradual"
+        require(not (self.at and self.gradual_s), "gradual_s", self.gradual_s, remedy)
         remedy = f"each step lies more than gradual = {self.gradual} steps after the one before"
         apart = all(b - a > self.gradual for a, b in pairwise(self.at))
         require(apart, "at", list(self.at), remedy)
@@ -109,7 +124,7 @@ class DataSet:
 
     Attributes:
         change: number of the change with which it begins, by place in `at`; -1 for the first data set.
-        wait: steps from the step of this change until the client takes part in it.
+        wait: steps, or seconds, from this change until the client takes part in it.
         group: the true group that it then belongs to.
         source: base group from whose clients' samples its own are drawn; None: it keeps those of the
             scenario.
@@ -119,7 +134,7 @@ class DataSet:
     """
 
     change: int
-    wait: int
+    wait: float
     group: int
     source: int | None = None
     regime: int = 0
@@ -167,7 +182,14 @@ class _Draft:
         order = self.key.of("clients", event).numpy().permutation(len(self.sets))
         return np.sort(np.concatenate([order[still[order]], order[~still[order]]])[:count])
 
-    def change(self, k: int, at: tuple[int, int], event: int, to: tuple[int | None, int, bool]) -> None:
+    def wait(self, event: int, k: int) -> float:
+        """Return how long client `k` waits for a change: steps, or seconds."""
+        rng = self.key.of("wait", event, k)
+        if self.options.gradual_s:
+            return float(rng.numpy().uniform(0.0, self.options.gradual_s))
+        return rng.below(self.options.gradual + 1)
+
+    def change(self, k: int, at: tuple[int, float], event: int, to: tuple[int | None, int, bool]) -> None:
         """Add a data set of client `k`: change and wait, the change whose draws made it, what it becomes."""
         source, regime, mixed = to
         group = self.group(int(self.base[k]) if source is None else source, regime)
@@ -272,7 +294,7 @@ def _scheduled(options: Drift, groups: np.ndarray | None, num_clients: int, key:
         if not back and (not options.recurring or event == 0):
             made = KINDS[options.kind].changes(draft, event)
         of = 0 if options.recurring else event  # the same samples again where a change comes back
-        wait = {k: draft.key.of("wait", event, k).below(options.gradual + 1) for k, *_ in made}
+        wait = {k: draft.wait(event, k) for k, *_ in made}
         for k, source, regime, mixed in made:
             if back:
                 first = draft.sets[k][0]
@@ -295,7 +317,8 @@ class DriftingPartition(Partition):
 
     Attributes:
         sets: for each client, its data sets in order of time.
-        steps: the step of each change, as far as it is known.
+        moments: under `at_s`, the times at which changes begin and at which clients take part, ascending.
+        settled: the step of each of the moments, as far as it is known.
 
     Raises:
         UserError: the kind needs groups, or a group holds too few samples for a client that changes to it.
@@ -318,7 +341,9 @@ class DriftingPartition(Partition):
         self.inner, self.options, self.key = inner, options, key
         self.sizes, self.labels, self.num_classes = inner.sizes, labels, num_classes
         self.sets = _scheduled(options, groups, len(inner.sizes), key)
-        self.settle(options.at)
+        taking = (options.at_s[h.change] + h.wait for some in self.sets for h in some[1:] if options.at_s)
+        self.moments = sorted({*options.at_s, *taking})
+        self.settle(())
         self._base = np.zeros(len(self.sets), np.int64) if groups is None else groups
         self._unions: dict[tuple[int, str], SampleIndex] = {}
         self._check_stock()
@@ -336,18 +361,34 @@ class DriftingPartition(Partition):
                 require(wanted <= held, "kind", self.options.kind, remedy)
 
     def settle(self, steps: Sequence[int]) -> None:
-        """Set the step of each change, as far as it is known."""
-        self.steps = tuple(steps)
-        known = len(self.steps)
-        self._since = [
-            [0 if h.change < 0 else self.steps[h.change] + h.wait for h in sets if h.change < known]
-            for sets in self.sets
-        ]
+        """Set the step of each of the moments, as far as it is known."""
+        self.settled = tuple(steps)
+        found = [[self._step_of(held) for held in sets] for sets in self.sets]
+        self._since = [[step for step in some if step is not None] for some in found]
         vars(self).pop("regroups", None)
 
+    def _step_of(self, held: DataSet) -> int | None:
+        """Return the step with which a data set begins; None if it is not known."""
+        if held.change < 0:
+            return 0
+        if self.options.at:
+            return self.options.at[held.change] + int(held.wait)
+        return self._step_at(self.options.at_s[held.change] + held.wait)
+
+    def _step_at(self, moment: float) -> int | None:
+        """Return the step that begins at a moment or later; None if it is not known."""
+        place = bisect_left(self.moments, moment)
+        return self.settled[place] if place < len(self.settled) else None
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The step with which each change begins, as far as it is known."""
+        known = map(self._step_at, self.options.at_s)
+        return self.options.at or tuple(step for step in known if step is not None)
+
     def is_due(self, seconds: float) -> bool:
-        """Return whether the next change is given in seconds, and its time has come."""
-        waiting = self.options.at_s[len(self.steps) :]
+        """Return whether the time of the next of the moments has come."""
+        waiting = self.moments[len(self.settled) :]
         return bool(waiting) and waiting[0] <= seconds
 
     @property
@@ -481,11 +522,18 @@ def drifting(
     return found, regime_op(options, found.regimes, pool, key.of("regime"))
 
 
+def _time_of(options: Drift, held: DataSet) -> float:
+    """Return when a client takes a data set; under `gradual_s`, when the change begins."""
+    return options.when[held.change] + (0.0 if options.gradual_s else held.wait)
+
+
 def lines_on(options: Drift, sets: Sequence[Sequence[DataSet]]) -> list[str]:
     """Return lines for the user: how many clients change, and when."""
-    times = [options.when[held.change] + held.wait for some in sets for held in some[1:]]
+    times = [_time_of(options, held) for some in sets for held in some[1:]]
     found, counts = np.unique(np.array(times), return_counts=True)
     form, unit = ("at {:.15g} s", "times") if options.at_s else ("at step {}", "steps")
+    if options.gradual_s:
+        form = f"within {options.gradual_s:.15g} s from {{:.15g}} s on"
     pairs = zip(found.tolist(), counts.tolist(), strict=True)
     each = [f"{n} {form.format(time)}" for time, n in pairs]
     shown = each if len(each) <= SHOWN else [*each[:SHOWN], f"... at {len(each)} {unit} in all"]

@@ -187,16 +187,21 @@ class PoolFederation(Federation):
 
     @property
     def change_steps(self) -> Sequence[int]:
-        """The server steps from which on data change, as far as they are known; empty without drift."""
+        """The server step with which each change begins, as far as it is known; empty without drift."""
         return () if self._drift is None else self._drift.steps
 
+    @property
+    def settled(self) -> Sequence[int]:
+        """The server step of each moment at which clients change, as far as it is known; see `drift.at_s`."""
+        return () if self._drift is None else self._drift.settled
+
     def settle_changes(self, steps: Sequence[int]) -> None:
-        """Set the server steps from which on data change, as far as they are known."""
+        """Set the server step of each moment at which clients change, as far as it is known."""
         if self._drift is not None:
             self._drift.settle(steps)
 
     def change_is_due(self, seconds: float) -> bool:
-        """Return whether data change at a time in seconds that has come, in a step that is not set yet."""
+        """Return whether clients change at a time in seconds that has come, in a step that is not set yet."""
         return self._drift is not None and self._drift.is_due(seconds)
 
     @property

@@ -209,8 +209,6 @@ def check_drift(config: Config) -> None:
     at, rounds, seconds = config.drift.at, config.rounds, list(config.drift.at_s)
     remedy = "the clock counts server steps under this policy; use drift.at"
     require(not seconds or config.policy.in_seconds, "drift.at_s", seconds, remedy)
-    remedy = "this method is told the true groups of each server step before the run; use drift.at"
-    require(not (seconds and config.algorithm.needs.groups), "drift.at_s", seconds, remedy)
     remedy = f"the run has {rounds} steps; give rounds that reach the last of these, or leave it out"
     require(not at or at[-1] <= rounds, "drift.at", list(at), remedy)
 

@@ -480,6 +480,7 @@ class AsynchronousEngine(Engine):
             self.begun = server.version
             if self.server_step.data_change(server.version + 1):
                 self._on_all(pool, "change", self.server_step.tell_changes)
+                self.servers[server.version] = self.server_step.with_groups(server)
 
         def start(client: int, version: int) -> None:
             self._start(client, version, pool)

@@ -210,6 +210,13 @@ class ServerHooks:
             self._check_server(call, found, server)
         return found
 
+    def with_groups(self, server: Server, step: int, groups: np.ndarray) -> Server:
+        """Return the server that knows the true groups [N] from a step on."""
+        with self._call("with_groups", step=step) as call:
+            found = self.algorithm.with_groups(server, step, groups)
+            self._check_server(call, found, server)
+        return found
+
     def compares(self, server: Server) -> bool:
         """Return whether `aggregate` reads inner products of uploads after this step."""
         with self._call("compares"):

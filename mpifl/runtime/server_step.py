@@ -252,8 +252,8 @@ class ServerStep:
         losses: training loss of the last two visits of each client, the last one first, float64 [2, N]; kept
             if `recluster.loss_rise` compares them; on rank 0.
         seconds: returns the seconds on the run's clock; on rank 0.
-        change_steps: the steps from which on data change, where their times are given in seconds; as far as
-            they are known; on rank 0.
+        settled: the step of each moment at which clients change their data, where times are given in seconds
+            (`drift.at_s`); as far as all ranks know it.
         looks: who has looked at whom in the last synchronous step; None if nobody did.
         updates: if requested, a row for each client of the last step and module of the model, with `client`,
             `block`, and the figures of `measures.update_statistics`; on rank 0.
@@ -299,7 +299,7 @@ class ServerStep:
         self.beginning: dict[str, dict[int, str]] = {}
         self.losses = np.full((2, len(self.sizes)), np.nan)
         self.seconds: Callable[[], float] = float
-        self.change_steps: Sequence[int] = c.federation.change_steps
+        self.settled: Sequence[int] = c.federation.settled
         self.looks: LookPlan | None = None
         self.updates: list[dict[str, Any]] = []
         self._shown: Mapping[str, torch.Tensor] = {}  # rows downloaded for one-shot statistics; on rank 0
@@ -407,17 +407,29 @@ class ServerStep:
         """
         federation = self.config.federation
         while step > 1 and federation.change_is_due(self.seconds()):
-            federation.settle_changes([*federation.change_steps, step])
-        return len(federation.change_steps) > len(self.change_steps)
+            federation.settle_changes([*federation.settled, step])
+        return len(federation.settled) > len(self.settled)
 
     def tell_changes(self) -> None:
         """Let every rank know from which steps on data change; every rank calls."""
         federation = self.config.federation
         with self.watch("wait"):
-            known = federation.change_steps if self.transport.is_server else None
+            known = federation.settled if self.transport.is_server else None
             steps = self.transport.bcast(known, "orders")
         federation.settle_changes(steps)
-        self.change_steps = steps
+        self.settled = steps
+
+    def with_groups(self, server: Server) -> Server:
+        """Return the server, whose method is told true groups that change in the next step; on rank 0.
+
+        After `tell_changes`, for methods that read the groups; those of later steps are not known before.
+        """
+        step, federation = server.version + 1, self.config.federation
+        if not self.algorithm.needs.groups or step not in federation.regroups:
+            return server
+        groups = federation.groups_at(step)
+        assert groups is not None
+        return self.hooks.with_groups(server, step, groups)
 
     def regroup(self) -> None:
         """Continue with the remaining ranks after `RankLost`, even if more are lost meanwhile; all call."""
@@ -460,7 +472,7 @@ class ServerStep:
             "taken": self.taken,
             "read": self.read,
             **({"losses": self.losses} if self.config.recluster.loss_rise else {}),
-            **({"change_steps": [*self.change_steps]} if self.config.federation.changes_by_time else {}),
+            **({"change_steps": [*self.settled]} if self.config.federation.changes_by_time else {}),
             "dropped": [asdict(d) for d in self.dropped],
             **({"beginning": self._origins_as_lists()} if self.beginning else {}),
             **self.config.filters.state_dict(),

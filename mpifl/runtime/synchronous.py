@@ -113,6 +113,7 @@ class SynchronousEngine(Engine):
                     self._command(command)
                 if server_step.data_change(self.server.version + 1):
                     self._command("change")
+                    self.server = server_step.with_groups(self.server)
                 self._command("step")
                 over = self._record(observe)
                 rounds.done = self.server.version

@@ -137,6 +137,26 @@ def test_gradual_drift_spreads_over_steps():
     assert len({*since}) > 2
 
 
+def test_gradual_drift_by_time_takes_each_client_at_a_time_of_its_own():
+    """Ten of 20 clients change within 4 s from 5 s on. Step s begins at s seconds: a client whose time is
+    6.3 s changes with step 7. Before a step has begun, nobody knows who changes with it.
+    """
+    drift = Drift("input", at_s=(5.0,), share=0.5, gradual_s=4.0)
+    found = opened(drift, clients=20, angles=(0.0, 90.0))
+    own = {k: 5.0 + found.data_sets[k][1].wait for k in moved(found)}
+    assert len({*own.values()}) == len(own) == 10
+    assert 5 <= min(own.values()) < max(own.values()) < 9
+    for step in range(1, 12):
+        while found.change_is_due(float(step)):
+            found.settle_changes([*found.settled, step])
+        changed = {k for k in own if found.data_set(k, 0, step)}
+        assert changed == {k for k, seconds in own.items() if seconds <= step}
+    assert [*found.change_steps] == [5]
+    assert {k: next(s for s in range(12) if found.data_set(k, 0, s)) for k in own} == {
+        k: int(np.ceil(seconds)) for k, seconds in own.items()
+    }
+
+
 @for_each(
     ("options", "key_", "scenario"),
     [
@@ -144,6 +164,7 @@ def test_gradual_drift_spreads_over_steps():
         ({"kind": "swap", "at": (1,)}, "at", None),
         ({"kind": "swap", "at": (5, 5)}, "at", None),
         ({"kind": "input", "at": (5, 7), "gradual": 2}, "at", None),
+        ({"gradual_s": 2.0}, "gradual_s", None),
         ({"at": (5,)}, "at", None),
         ({"kind": "split", "at": (5,), "share": 0.5}, "share", None),
         ({"kind": "swap", "at": (5,), "alpha": 0.5}, "alpha", None),
@@ -249,6 +270,48 @@ def test_in_an_asynchronous_run_a_change_at_a_time_is_one_at_the_step_that_begin
         assert change["recovered_after_s"] == (None if since is None else pytest.approx(since))
     models = [(folder / "model.safetensors").read_bytes() for folder in folders]
     assert models[0] == models[1] != (tmp_path / "plain" / "tiny-x" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["swap", "merge"])
+def test_the_oracle_knows_groups_that_change_at_a_time_as_those_that_change_at_a_step(kind, tmp_path):
+    """Rounds of 1 s: 1.5 s is before round 3 and 3.2 s before round 5. Nothing of the run differs."""
+    share = ", share: 0.5" if kind == "swap" else ""
+    options = ("--algorithm", "oracle", "--participation", "0.5", "--rounds", "6")
+    times = ("at: [3, 5]", "at_s: [1.5, 3.2]") if kind == "swap" else ("at: [3]", "at_s: [1.5]")
+    found = [
+        run(tmp_path / str(i), *options, "--drift", f"{{kind: {kind}, {when}{share}}}")
+        for i, when in enumerate(times)
+    ]
+    for name in ("model.safetensors", "groups.csv", "clients.csv", "clusters.csv"):
+        assert (found[0] / name).read_bytes() == (found[1] / name).read_bytes()
+    assert load(found[0]).summary["digest"] == load(found[1]).summary["digest"]
+
+
+def test_the_oracle_follows_clients_that_change_one_by_one(tmp_path):
+    """Four of eight clients change places at times of their own; clusters are the groups all the time."""
+    options = ("--algorithm", "oracle", "--rounds", "8", "--evaluation.every", "1")
+    done = run(tmp_path, *options, "--drift", "{kind: swap, at_s: [1.5], gradual_s: 4, share: 0.5}")
+    assert [row["ari"] for row in read_rows(done / "metrics.csv")] == ["1.0"] * 8
+    since = [int(row["since"]) for row in read_rows(done / "groups.csv")]
+    assert since[:8] == [0] * 8
+    assert len(since) == 12
+    assert 3 <= min(since[8:]) < max(since[8:]) <= 7
+
+
+def test_under_arrivals_the_oracle_knows_the_groups_of_the_step_that_begins_next(tmp_path):
+    """At the same step as with `at`, where the oracle knows all groups before the run."""
+    options = (
+        *("--algorithm", "oracle", "--policy", "{name: buffer, size: 2}", "--delay.name", "exponential"),
+        *("--rounds", "8", "--evaluation.every", "1"),
+    )
+    plain = read_rows(run(tmp_path / "plain", *options) / "events.csv")
+    times = [max(float(r["time"]) for r in plain if int(r["arrival_version"]) == v) for v in (1, 2)]
+    middle = sum(times) / 2
+    found = [
+        run(tmp_path / str(i), *options, "--drift", f"{{kind: swap, share: 0.5, {when}}}")
+        for i, when in enumerate(("at: [4]", f"at_s: [{middle}]"))
+    ]
+    assert load(found[0]).summary["digest"] == load(found[1]).summary["digest"]
 
 
 @pytest.mark.parametrize(("times", "reached"), [("1, 50", 1), ("60, 70", 0)])

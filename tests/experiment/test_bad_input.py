@@ -331,13 +331,17 @@ OPTIONS = {
         ["--drift", "{kind: swap, at: [2], at_s: [2]}"],
         ["drift.at_s = [2.0]", "leave at or at_s out"],
     ),
-    "the true groups at a time that is not known": (
-        ["--algorithm", "oracle", "--drift", "{kind: swap, at_s: [2]}"],
-        ["drift.at_s = [2.0]", "use drift.at"],
-    ),
-    "data that change one by one from a time on": (
+    "data that change over steps from a time on": (
         ["--drift", "{kind: swap, at_s: [2], gradual: 2}"],
-        ["drift.gradual = 2", "use at"],
+        ["drift.gradual = 2", "use gradual_s"],
+    ),
+    "data that change over seconds from a step on": (
+        ["--drift", "{kind: swap, at: [2], gradual_s: 2}"],
+        ["drift.gradual_s = 2", "use gradual"],
+    ),
+    "a change that begins before another is over": (
+        ["--drift", "{kind: swap, at_s: [2, 4], gradual_s: 2}"],
+        ["drift.at_s = [2.0, 4.0]", "more than gradual_s = 2"],
     ),
     "statistics again after seconds of a clock of steps": (
         [

@@ -101,6 +101,14 @@ RUNS: dict[str, list[str]] = {
         *("--drift", "{kind: concept, at_s: [0.05, 0.2], share: 0.4}"),
         *("--leavers", "{share: 0.3, leaves_s: 0.1, spread_s: 0.2}"),
     ],
+    "groups that change one by one by time": [
+        *("--algorithm", "oracle", "--rounds", "5"),
+        *("--drift", "{kind: swap, at_s: [0.5, 3.2], gradual_s: 2, share: 0.8}"),
+    ],
+    "groups that change one by one among arrivals": [
+        *("--algorithm", "oracle", *BUFFER),
+        *("--drift", "{kind: swap, at_s: [0.02], gradual_s: 0.3, share: 0.8}"),
+    ],
     "arrivals one by one": ["--algorithm", "fedasync", "--policy", "every_arrival", *LATE],
 }
 

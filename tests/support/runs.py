@@ -162,6 +162,14 @@ RUNS: dict[str, list[str]] = {
             "{share: 0.25, leaves_s: 0.5, spread_s: 2}",
         ),
     ],
+    "drift-by-time-oracle": [
+        *("--algorithm", "oracle", *HALF, "--rounds", "6"),
+        *("--drift", "{kind: swap, at_s: [1.5], gradual_s: 2, share: 0.8}"),
+    ],
+    "drift-by-time-oracle-events": [
+        *("--algorithm", "oracle", "--policy", "{name: buffer, size: 2}", *HALF, "--rounds", "8"),
+        *("--delay.name", "exponential", "--drift", "{kind: swap, at_s: [0.3], gradual_s: 1.5, share: 0.8}"),
+    ],
     "events-looks": [
         *("--algorithm", "{name: emdcfl, sample_cap: 32, epsilon: 0.05}", "--policy", "every_arrival"),
         *("--rounds", "10", "--delay.name", "exponential", "--cohort_size", "4"),
