@@ -45,7 +45,7 @@ from mpifl.core.options import NonNegativeInt, PositiveFloat, PositiveInt
 from mpifl.core.parameters import put, take
 from mpifl.core.types import Notes, ProblemInfo, Report, Server, Vector
 
-from .related_clients import RelatedClients
+from .related_clients import RelatedClients, cloud
 
 ROUNDING = 1e-5  # of pixels that were resized
 DISTANCES = {"matching": matching_distance, "closest": closest_pair}
@@ -154,9 +154,17 @@ class FLT(RelatedClients):
         founders = {"founders": fingerprints.client}
         return replace(server, algorithm_state={**server.algorithm_state, **founders})
 
-    def related(self, centroids: Sequence[np.ndarray], num_initial: int) -> np.ndarray:
-        """Return A < gamma, A measured on the plane fitted to the initial clients."""
-        points, start = np.concatenate(centroids), sum(len(c) for c in centroids[:num_initial])
+    def related(
+        self,
+        clients: np.ndarray,
+        centroids: np.ndarray,
+        num_initial: int,
+        before: np.ndarray | None,
+        new: np.ndarray | None,
+    ) -> np.ndarray:
+        """Return A < gamma, A measured on the plane fitted to the initial clients, anew at each look."""
+        clouds = [cloud(centroids[k]) for k in clients]
+        points, start = np.concatenate(clouds), sum(map(len, clouds[:num_initial]))
         plane = umap_plane(points[:start], points[start:])
-        Z = np.split(plane, np.cumsum([len(c) for c in centroids])[:-1])
+        Z = np.split(plane, np.cumsum([len(c) for c in clouds])[:-1])
         return self.gamma > pairwise(Z, DISTANCES[self.distance])

@@ -18,19 +18,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from functools import cached_property
+from typing import Annotated, TypeAlias
 
 import numpy as np
 import torch
 from annotated_types import Interval
 
-from mpifl.clustering.distances import matching_distance, pairwise
+from mpifl.clustering.distances import KeptDistances, matching_distance
 from mpifl.clustering.server_plans import client_centroids
 from mpifl.core.method import Client, Key, Needs
 from mpifl.core.options import PositiveFloat, PositiveInt
 from mpifl.core.types import ProblemInfo, Report, Vector
 
-from .related_clients import RelatedClients
+from .related_clients import RelatedClients, cloud
+
+Numbered: TypeAlias = tuple[int, np.ndarray]  # a client and its centroids [k, e]
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,32 @@ class PCAKMHC(RelatedClients):
         scores = _scores(rows, e)[: len(x)]
         return client.report({"centroids": client_centroids(scores, self.centroids, self.centroids)})
 
-    def related(self, centroids: Sequence[np.ndarray], num_initial: int) -> np.ndarray:
+    @cached_property
+    def _known(self) -> KeptDistances[Numbered]:
+        """The matching distances between clients."""
+        return KeptDistances(_matching)
+
+    def related(
+        self,
+        clients: np.ndarray,
+        centroids: np.ndarray,
+        num_initial: int,
+        before: np.ndarray | None,
+        new: np.ndarray | None,
+    ) -> np.ndarray:
         """Return A < threshold, A the matching distances of the centroids."""
-        return self.threshold > pairwise(centroids, matching_distance)
+
+        def item(k: int) -> Numbered:
+            return k, cloud(centroids[k])
+
+        return self.threshold > self._known.among(clients, centroids, item, before, new)
+
+
+def _matching(some: Sequence[Numbered], others: Sequence[Numbered]) -> np.ndarray:
+    """Return the matching distances [m, n] of numbered clients; the first comes first, for equal sums."""
+    return np.array(
+        [[matching_distance(x, y) if i < j else matching_distance(y, x) for j, y in others] for i, x in some]
+    )
 
 
 def _scores(x: np.ndarray, e: int) -> np.ndarray:

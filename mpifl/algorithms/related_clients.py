@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,10 +48,22 @@ class RelatedClients(NewClients, PlainVisits, RememberedUploads, Algorithm, ABC)
         require(self.case == "ward" or not self.num_clusters, "num_clusters", self.num_clusters, remedy)
 
     @abstractmethod
-    def related(self, centroids: Sequence[np.ndarray], num_initial: int) -> np.ndarray:
-        """Return which clients are related, bool [n, n], from the centroids [k, e] of each.
+    def related(
+        self,
+        clients: np.ndarray,
+        centroids: np.ndarray,
+        num_initial: int,
+        before: np.ndarray | None,
+        new: np.ndarray | None,
+    ) -> np.ndarray:
+        """Return which clients are related, bool [n, n].
 
-        The first `num_initial` sent theirs before training.
+        Args:
+            clients: numbers of the clients [n]; the first `num_initial` sent their centroids before training.
+            centroids: those of all clients [N, k, e].
+            num_initial: how many did.
+            before: the centroids of the last call; None for the first.
+            new: clients whose centroids differ from these.
         """
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
@@ -65,21 +76,33 @@ class RelatedClients(NewClients, PlainVisits, RememberedUploads, Algorithm, ABC)
     def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
         """Link new clients with all known clients, the initial ones first where they are remembered."""
         state = server.algorithm_state
-        centroids = updated(state["centroids"], fingerprints.client, fingerprints["centroids"])
-        everyone = np.union1d(np.flatnonzero(state["known"]), fingerprints.client)
+        before, who = state["centroids"], fingerprints.client
+        centroids = updated(before, who, fingerprints["centroids"])
+        everyone = np.union1d(np.flatnonzero(state["known"]), who)
         if "founders" in state:
             everyone = np.concatenate([state["founders"], np.setdiff1d(everyone, state["founders"])])
-        linked = self._linked(centroids, everyone, len(state.get("founders", everyone)))
+        num_initial = len(state.get("founders", everyone))
+        linked = self._linked(centroids, everyone, num_initial, before, who)
         return regrouped(server, everyone, linked, centroids=centroids)
 
     def _linked(
-        self, centroids: np.ndarray, clients: np.ndarray, num_initial: int | None = None
+        self,
+        centroids: np.ndarray,
+        clients: np.ndarray,
+        num_initial: int | None = None,
+        before: np.ndarray | None = None,
+        new: np.ndarray | None = None,
     ) -> np.ndarray:
         """Return which of the `clients` [n] are averaged together [n, n], from centroids [N, k, e]."""
-        clouds = [c[~np.isnan(c[:, 0])] for c in centroids[clients]]
-        related = self.related(clouds, len(clients) if num_initial is None else num_initial)
+        num_initial = len(clients) if num_initial is None else num_initial
+        related = self.related(clients, centroids, num_initial, before, new)
         return linked_clients(related | np.eye(len(clients), dtype=bool), self.case, self.num_clusters)
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average over related clients."""
         return related_plan(server, notes, self.all_clients)
+
+
+def cloud(centroids: np.ndarray) -> np.ndarray:
+    """Return the centroids of one client [k, e] without the rows of NaN."""
+    return np.asarray(centroids[~np.isnan(centroids[:, 0])])

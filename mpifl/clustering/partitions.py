@@ -91,8 +91,9 @@ def match_labels(new: np.ndarray, old: np.ndarray) -> np.ndarray:
 
 def neighbourhoods(adjacency: np.ndarray) -> np.ndarray:
     """Return labels [n]: clients with identical rows of `adjacency` [n, n] share one. EMD-CFL, step 4."""
-    _, inverse = np.unique(np.asarray(adjacency, bool), axis=0, return_inverse=True)
-    return canonical(inverse.reshape(-1))
+    found: dict[bytes, int] = {}  # row -> label
+    rows = np.packbits(np.asarray(adjacency, bool), axis=1)
+    return np.array([found.setdefault(row.tobytes(), len(found)) for row in rows], np.int64)
 
 
 def quantile_groups(values: np.ndarray, num_groups: int) -> np.ndarray:

@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from support import byhand, toy
 from torch.testing import assert_close
 
+from mpifl.algorithms import pca_km_hc
 from mpifl.algorithms.flt import FLT
 from mpifl.algorithms.pca_km_hc import PCAKMHC
 from mpifl.algorithms.registry import CATALOGUE
@@ -413,3 +414,27 @@ def test_pca_links_clients_whose_centroids_match():
     server = method.setup(byhand.problem([1] * 3), fingerprints, byhand.KEY)
     assert_array_equal(server.assign, [0, 0, 1])
     assert_array_equal(server.algorithm_state["linked"], [[1, 1, 0], [1, 1, 0], [0, 0, 1]])
+
+
+def test_pca_km_hc_finds_again_what_it_would_find_if_it_measured_all_distances_again(monkeypatch):
+    """Ten clients, of which three send other centroids each time: 3 x 10 matchings instead of 10 x 10."""
+    random, counts, real = np.random.default_rng(2), [], pca_km_hc.matching_distance
+
+    def matched(x, y):
+        counts.append(1)
+        return real(x, y)
+
+    monkeypatch.setattr(pca_km_hc, "matching_distance", matched)
+    drawn = random.normal(size=(10, 2, 3))
+    kept = PCAKMHC(threshold=1.0)
+    server = kept.setup(world([1] * 10), byhand.notes([1] * 10, centroids=drawn), byhand.KEY)
+    for i in range(3):
+        sent = byhand.notes([1] * 3, [i, 5, 9], centroids=random.normal(size=(3, 2, 3)))
+        counts.clear()
+        plan = kept.assign_new_clients(server, sent)
+        assert len(counts) == 3 * 10
+        other = PCAKMHC(threshold=1.0).assign_new_clients(server, sent)
+        linked = plan.algorithm_state["linked"]
+        assert_array_equal(linked, other.algorithm_state["linked"])
+        assert 10 < linked.sum() < 100
+        server = apply_plan(server, plan, {"model": torch.zeros(len(plan.mixings[0].keep), 1)})
