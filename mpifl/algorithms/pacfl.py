@@ -128,7 +128,9 @@ class PACFL(NewClients, PlainVisits, Algorithm):
     @cached_property
     def _known(self) -> KeptDistances[Any]:
         """The angles between clients."""
-        return KeptDistances(column_angles if self.angle == "columns" else self._principal)
+        measure: Callable[[Sequence[Any], Sequence[Any]], np.ndarray]
+        measure = column_angles if self.angle == "columns" else self._principal
+        return KeptDistances(measure)
 
     def _item(self, bases: np.ndarray) -> Callable[[int], Any]:
         """Return client -> what `_known` measures: the columns that it has, from bases [N, D, columns]."""

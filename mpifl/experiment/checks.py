@@ -398,7 +398,8 @@ def warn_of_idle_options(config: Config, changes: bool) -> None:
         "drift": changes,
     }
     for name, sections in algorithm.acts_with.items():
-        if getattr(algorithm, name) != getattr(type(algorithm), name) and not any(map(happens.get, sections)):
+        idle = not any(happens[section] for section in sections)
+        if idle and getattr(algorithm, name) != getattr(type(algorithm), name):
             warn_once(f"algorithm.{name}: without effect: the run has no {' and no '.join(sections)}")
 
 
