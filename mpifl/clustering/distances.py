@@ -184,7 +184,7 @@ class KeptDistances(Generic[T]):
             self._apart[np.ix_(others, some)] = found.T
         np.fill_diagonal(self._apart, 0.0)
         self._statistics = statistics
-        return self._apart[np.ix_(clients, clients)]
+        return np.asarray(self._apart[np.ix_(clients, clients)])
 
 
 def rounded_columns(u: np.ndarray) -> np.ndarray:
