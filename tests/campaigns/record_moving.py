@@ -191,6 +191,21 @@ def methods() -> list[str]:
     return labels_of(loader.read(f"sweeps/{NAME}")["vary"][ROWS])
 
 
+def _methods(rows: Rows) -> list[str]:
+    """Return the methods that are recorded in some group of columns."""
+    return [row for row in methods() if any(one == row for _, one in rows)]
+
+
+def _worlds(rows: Rows) -> list[str]:
+    """Return the worlds in which some method is recorded."""
+    return [world for world in WORLDS if any(columns.startswith(f"{world}, ") for columns, _ in rows)]
+
+
+def _pairs(rows: Rows) -> list[tuple[str, str]]:
+    """Return the pairs of methods, once and again, that are recorded."""
+    return [pair for pair in PAIRS.items() if {*pair} <= {*_methods(rows)}]
+
+
 # -- tables --------------------------------------------------------------------------------------------------
 
 
@@ -218,32 +233,31 @@ def tables(of: Recorded = RECORDED) -> str:
 
 
 def _missing(left: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each method that is not recorded in some groups of columns."""
-    out: dict[str, list[str]] = {}
+    """Return a line for the methods that are not recorded in the same groups of columns."""
+    of: dict[str, list[str]] = {}
     for one in left:
-        out.setdefault(one[ROWS], []).append(one[COLUMNS])
-    every = len(WORLDS) * len(WAYS)
-    lines = [
-        f"- {row}: " + (f"all {every} groups of columns" if len(of) == every else "; ".join(of))
-        for row, of in out.items()
-    ]
+        of.setdefault(one[ROWS], []).append(one[COLUMNS])
+    alike: dict[str, list[str]] = {}
+    for row, columns in of.items():
+        alike.setdefault("; ".join(columns), []).append(row)
+    lines = [f"- {', '.join(names)}: {columns}" for columns, names in alike.items()]
     said = "Not recorded, because runs of a seed had failed or had not ended:\n"
     return [said, *lines, ""] if lines else []
 
 
 def _after(rows: Rows, way: str) -> Table:
     lines = [
-        [row, *(cell(values(rows, world, way, row, "after"), limits=PERCENT) for world in WORLDS)]
-        for row in methods()
+        [row, *(cell(values(rows, world, way, row, "after"), limits=PERCENT) for world in _worlds(rows))]
+        for row in _methods(rows)
     ]
-    return Table.of(["", *WORLDS], lines)
+    return Table.of(["", *_worlds(rows)], lines)
 
 
 def _ari(rows: Rows) -> Table:
-    places = [(world, way) for world in WORLDS if world != "label" for way in SHOWN]
+    places = [(world, way) for world in _worlds(rows) if world != "label" for way in SHOWN]
     lines = [
         [row, *(cell(values(rows, *place, row, "ari"), 2, (-1.0, 1.0)) for place in places)]
-        for row in methods()
+        for row in _methods(rows)
     ]
     return Table.of(["", *(f"{world}, {way}" for world, way in places)], lines)
 
@@ -256,7 +270,7 @@ def staleness(rows: Rows, way: str) -> float:
 
 def _staleness(rows: Rows) -> Table:
     ways = [way for way in WAYS if way.startswith("arrivals")]
-    header, lines = [""], [[row] for row in methods()]
+    header, lines = [""], [[row] for row in _methods(rows)]
     for world in ("swap", "no drift"):
         header += [f"{world}, {way.removeprefix('arrivals ')} ({staleness(rows, way):.1f})" for way in ways]
         header.append(f"{world}, 24 less 6")
@@ -270,7 +284,7 @@ def _staleness(rows: Rows) -> Table:
 
 def _again(rows: Rows) -> Table:
     lines = []
-    for once, again in PAIRS.items():
+    for once, again in _pairs(rows):
         for way in [way for way in WAYS if (f"swap, {way}", once) in rows]:
             of = {
                 f: [values(rows, "swap", way, r, f) for r in (once, again)] for f in ("ari", "after", "bytes")
@@ -293,18 +307,18 @@ def _plain(found: np.ndarray | None) -> str:
 
 def _again_elsewhere(rows: Rows) -> Table:
     lines = []
-    for once, again in PAIRS.items():
+    for once, again in _pairs(rows):
         for way in SHOWN:
             line = [f"{once}, {way}"]
-            for world in WORLDS:
+            for world in _worlds(rows):
                 of = [values(rows, world, way, row, "after") for row in (once, again)]
                 line.append(cell(difference(*of)))
             lines.append(line)
-    return Table.of(["", *WORLDS], lines)
+    return Table.of(["", *_worlds(rows)], lines)
 
 
 def _recovery(rows: Rows) -> Table:
-    header, lines = [""], [[row] for row in methods()]
+    header, lines = [""], [[row] for row in _methods(rows)]
     for way in SHOWN:
         header += [f"{way}, recovered", f"{way}, visits", f"{way}, lost"]
         for line in lines:
