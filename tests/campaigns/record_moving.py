@@ -76,7 +76,7 @@ def record(folder: Path) -> list[Path]:
     for case in unchecked_cases(tree):
         groups.setdefault((case.labels[COLUMNS], case.labels[ROWS]), []).append(case)
     origins: dict[str, set[str]] = {"dates": set(), "code": set()}
-    rows, missing, began, ended = [], [], [], []
+    rows, missing, seconds = [], [], 0.0
     for (columns, row), group in groups.items():
         without = [case.labels[SEED] for case in group if not is_complete(case, folder)]
         if without:
@@ -91,13 +91,12 @@ def record(folder: Path) -> list[Path]:
                 one.setdefault(name, []).append(value)
             for name, text in about(run).items():
                 origins[name].add(text)
-            ended.append((run.folder / "summary.json").stat().st_mtime)
-            began.append(ended[-1] - run.summary["wall_seconds"])
+            seconds += run.summary["wall_seconds"]
         rows.append(one)
     require(
         bool(rows), "RUN", str(folder), "has no method with all seeds in a group of columns; run it first"
     )
-    to.write(rows, origins, missing=missing, minutes=round((max(ended) - min(began)) / 60))
+    to.write(rows, origins, missing=missing, minutes=round(seconds / 60))
     write_atomically(to.page, page(to.page.read_text(), to))
     if to is MNIST:
         return [to.measured, to.page]
@@ -227,8 +226,8 @@ def tables(of: Recorded = RECORDED) -> str:
     parts.append("[]: 95 % confidence interval of the mean over seeds (t); -: not recorded\n")
     head = json_file(of.measured, "RUN")
     runs = sum(len(one["seed"]) for one in rows.values())
-    took = f"The {runs:,} recorded runs took {head['minutes']} minutes"
-    parts.append(f"{took}, by two processes on a machine of two cores that other work shared.\n")
+    took = f"The {runs:,} recorded runs took {head['minutes']} minutes, one added to the other"
+    parts.append(f"{took}; up to three ran at a time on a machine of two cores that other work shared.\n")
     return "\n".join([*parts, *_missing(head["missing"])])
 
 

@@ -25,7 +25,7 @@ ROWS = found()
 FINDINGS = [
     re.sub(r"\s+", " ", text)
     for text in re.split(
-        r"^\d\. ",
+        r"^\d+\. ",
         re.search(
             r"^## What it found$(.*?)^## ", record_moving.RECORDED.page.read_text(), re.MULTILINE | re.DOTALL
         )[1],
