@@ -41,7 +41,7 @@ from mpifl.core.mixing import updated
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt
 from mpifl.core.types import Notes, ProblemInfo, Report, Server, Vector
 
-Numbered: TypeAlias = tuple[int, np.ndarray]  # a client and its basis [D, columns]
+Numbered: TypeAlias = "tuple[int, np.ndarray]"  # a client and its basis [D, columns]
 TERMS = 4096  # different tokens that are counted; others share their counts
 
 

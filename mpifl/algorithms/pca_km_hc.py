@@ -33,7 +33,7 @@ from mpifl.core.types import ProblemInfo, Report, Vector
 
 from .related_clients import RelatedClients, cloud
 
-Numbered: TypeAlias = tuple[int, np.ndarray]  # a client and its centroids [k, e]
+Numbered: TypeAlias = "tuple[int, np.ndarray]"  # a client and its centroids [k, e]
 
 
 @dataclass(frozen=True)

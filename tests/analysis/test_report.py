@@ -241,7 +241,7 @@ def finished_run(**metrics: list[float]) -> finished.Run:
         "federation_bytes_down": [4e6, 8e6, 12e6],
         "virtual_seconds": [1.5, 3.0, 4.5],
     }
-    run = finished.Run(Path(), {}, {})
+    run = finished.Run(Path(), {}, {"settings": {}})
     run.__dict__["series"] = {name: np.array(v, float) for name, v in (usual | metrics).items()}
     return run
 

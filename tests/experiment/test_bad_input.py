@@ -682,7 +682,7 @@ def test_a_network_that_returns_a_tuple_is_refused(model, refused, tmp_path):
 @pytest.mark.parametrize(
     ("section", "says"),
     [
-        ("algorithm", "mpifl.Algorithm, and has no `aggregate`"),
+        ("algorithm", "mpifl.Algorithm, and has no `acts_with`, `aggregate`"),
         ("model", "mpifl.models.base.ModelOptions, and has no `build`"),
         ("task", "mpifl.core.task.Task, and has no `"),
         ("policy", "mpifl.simulation.policies.Policy, and has no `"),
