@@ -45,7 +45,8 @@ ALLOWED: dict[
 for upper in ("experiment", "forecast", "driver"):
     ALLOWED[upper] = {*ALLOWED}  # all above it
 ALLOWED |= {last: {*ALLOWED} for last in ("sweeps", "benchmarks", "tools")}  # all above, not each other
-FILES = sorted(PACKAGE.rglob("*.py"))
+DATA = ("configs", "docs")  # links in a checkout, folders in a source archive
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in DATA)
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in FILES}
 
 
