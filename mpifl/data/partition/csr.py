@@ -71,10 +71,8 @@ def hold_out(whole: Csr, fraction: float) -> tuple[Csr, Csr]:
     """
     assert whole.index is not None
     sizes = np.diff(whole.offsets)
-    counts = np.ceil(np.round(fraction * sizes, 9)).astype(np.int64)
-    counts = np.maximum(np.minimum(counts, sizes - 1), 0)
-    place = np.arange(len(whole.index)) - np.repeat(whole.offsets[:-1], sizes)
-    held = place < np.repeat(counts, sizes)
+    counts = np.maximum(np.minimum(_rounded_up(fraction, sizes), sizes - 1), 0)
+    held = _first(counts, sizes)
     return (
         Csr(_offsets(sizes - counts), whole.index[~held], whole.row),
         Csr(_offsets(counts), whole.index[held], whole.row),
@@ -95,10 +93,8 @@ def thinned(whole: Csr, share: float, rng: np.random.Generator) -> Csr:
     row = np.repeat(np.arange(len(sizes)), sizes)
     mixed = rng.permutation(total)
     order = mixed[np.argsort(row[mixed], kind="stable")]  # by rows, each in random order
-    counts = np.ceil(np.round(share * sizes, 9)).astype(np.int64)
-    kept = np.sort(
-        order[np.arange(total) - np.repeat(whole.offsets[:-1] - start, sizes) < np.repeat(counts, sizes)]
-    )
+    counts = _rounded_up(share, sizes)
+    kept = np.sort(order[_first(counts, sizes)])
     return Csr(_offsets(counts), _small(index[kept]), whole.row)
 
 
@@ -118,6 +114,17 @@ def stack(parts: Sequence[Csr]) -> Csr:
     """Return the partition whose clients are those of each part in turn."""
     index = np.concatenate([part.index for part in parts if part.index is not None])
     return Csr(_offsets(np.concatenate([np.diff(part.offsets) for part in parts])), _small(index))
+
+
+def _rounded_up(share: float, sizes: np.ndarray) -> np.ndarray:
+    """Return ceil(share n) of each size n, int64 [R]."""
+    return np.ceil(np.round(share * sizes, 9)).astype(np.int64)
+
+
+def _first(counts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return which samples are among the first counts[r] of a row, bool [total], of rows of such sizes."""
+    place = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return np.asarray(place < np.repeat(counts, sizes))
 
 
 def _offsets(sizes: np.ndarray) -> np.ndarray:
