@@ -13,7 +13,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 # before anything imports torch, numpy or mpi4py
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,7 +20,7 @@ os.environ.setdefault("OMPI_MCA_btl", "^ofi")  # no use on one machine, and its 
 
 import hypothesis
 import pytest
-from support import nightly
+from support import nightly, processes
 from support.fork_server import ForkServers
 
 # an example takes as long as the machine is busy: that is no failure
@@ -42,6 +41,7 @@ TRIES = 3  # of such an mpirun
 SLOWEST = ("test_digests.py", "test_deaths.py", "test_async.py", "test_catalogue.py", "test_mpi_bodies.py")
 
 AT_THE_START = dict(os.environ)  # of this process, before tests change it
+SESSION = os.getpid()  # of the process that collects, from which those of `pytest -n 3` are forked
 
 ENDS, ENDED = pytest.StashKey[list[int]](), "mpifl would have ended this process with exit code {}"
 
@@ -49,9 +49,10 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --data-root and what chooses nightly tests."""
+    """Add --data-root, -n and what chooses nightly tests."""
     parser.addoption("--data-root", help="folder of real data sets (default: MPIFL_DATA)")
     nightly.options(parser)
+    processes.options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -77,6 +78,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return not first, later if first else -later, slow.get(item.path.name, len(slow))
 
     items.sort(key=place)
+
+
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Share the tests among the processes of `pytest -n 3`."""
+    return processes.run(session)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -125,24 +131,6 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if item.stash[ENDS]:
         pytest.fail(ENDED.format(item.stash[ENDS][0]))
     return result
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Deal whole files to the processes of `pytest -n 2`: MPI runs beside what needs one core.
-
-    The first process takes files from the head of the list, the others from its tail.
-    """
-    from xdist.scheduler import LoadFileScheduling
-
-    class Lanes(LoadFileScheduling):
-        def _assign_work_unit(self, node: Any) -> None:
-            if node.gateway.id != "gw0":
-                self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
-            super()._assign_work_unit(node)
-
-    config.option.loadscopereorder = False  # the order is ours
-    return Lanes(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -218,9 +206,8 @@ def finish(command: Sequence[str], timeout: float, **options: object) -> subproc
 @pytest.fixture(scope="session")
 def fork_servers() -> ForkServers:
     """Return the servers that fork ranks; the processes of `pytest -n 3` share them."""
-    owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
-    folder = Path(tempfile.gettempdir()) / f"mpifl-fork-{os.getuid()}-{owner}"
-    return ForkServers(str(folder), owner, AT_THE_START)
+    folder = Path(tempfile.gettempdir()) / f"mpifl-fork-{os.getuid()}-{SESSION}"
+    return ForkServers(str(folder), SESSION, AT_THE_START)
 
 
 @pytest.fixture(scope="session")
