@@ -19,6 +19,7 @@ from mpifl.core.parameters import Layout
 from .exact_sum import kept_rows
 
 SHARD_BLOCK = 1 << 22  # numbers per message while a table is sharded or collected
+DIFFERENCES = 1 << 22  # numbers of which differences from an upload are held at once
 BCAST_BLOCK = 1 << 26  # numbers of a row per broadcast, which must stay below MPI's count limit
 
 
@@ -304,4 +305,6 @@ def row_distances(upload: torch.Tensor, rows: torch.Tensor, layout: Layout) -> n
     upload counts in full.
     """
     p = layout.num_parameters if len(upload) == layout.size else len(upload)
-    return np.array([float((upload[:p] - row[:p]).double().norm()) for row in rows])
+    blocks = rows[:, :p].split(max(1, DIFFERENCES // max(p, 1)))
+    gaps = ((upload[:p] - block).double() for block in blocks)  # one block at a time
+    return np.concatenate([torch.linalg.vector_norm(gap, dim=1).numpy() for gap in gaps])

@@ -15,6 +15,7 @@ from mpifl.core.imports import hidden
 
 T = TypeVar("T")
 QUANTUM = 2.0**-26  # of numbers in columns of length 1, see `rounded_columns`
+SINKHORN_START = 0.05  # entropic penalty of the potentials that an assignment starts from, in largest costs
 BLOCK = 32  # clients whose distances are measured together
 
 
@@ -88,8 +89,8 @@ def _optimal_transport() -> Any:
 
 def _exact(costs: np.ndarray) -> float:
     """Return the optimum of the transport problem with uniform masses."""
-    if costs.shape[0] == costs.shape[1]:  # some optimal plan is a permutation (Birkhoff): four times faster
-        return _assignment_cost(costs) / len(costs)
+    if costs.shape[0] == costs.shape[1]:  # some optimal plan is a permutation (Birkhoff)
+        return _assignment_cost(costs, _near_optimal(costs)) / len(costs)
     ot = _optimal_transport()
     a, b = (np.full(size, 1.0 / size) for size in costs.shape)
     return float(ot.emd2(a, b, costs, numItermax=10_000_000))
@@ -105,11 +106,38 @@ def _sinkhorn(costs: np.ndarray, reg: float) -> float:
     return float(ot.sinkhorn2(a, b, costs, reg, method=method))
 
 
-def _assignment_cost(costs: np.ndarray) -> float:
-    """Return the least cost of a matching of the shorter side of `costs` [a, b] into the longer."""
+def _assignment_cost(costs: np.ndarray, shifted: np.ndarray | None = None) -> float:
+    """Return the least cost of a matching of the shorter side of `costs` [a, b] into the longer.
+
+    Args:
+        costs: [a, b].
+        shifted: the same square costs with numbers subtracted from rows and columns, if the matching is
+            to be found in these.
+    """
     from scipy.optimize import linear_sum_assignment
 
-    return float(costs[linear_sum_assignment(costs)].sum())
+    return float(costs[linear_sum_assignment(costs if shifted is None else shifted)].sum())
+
+
+def _near_optimal(costs: np.ndarray) -> np.ndarray:
+    """Return square costs [n, n] less potentials of rows and columns: the same matchings are the best.
+
+    The potentials are those of a few steps of Sinkhorn's algorithm. They are close to the dual solution, from
+    which the search for a matching takes a third of the time (n of about 200).
+    """
+    shifted: np.ndarray = costs - costs.min(1, keepdims=True)
+    shifted -= shifted.min(0)
+    reg = SINKHORN_START * float(shifted.max())
+    if reg == 0.0:
+        return shifted
+    kernel = np.exp(np.float32(-1.0 / reg) * shifted.astype(np.float32))  # a 1 in every column
+    u = np.ones(len(costs), np.float32)
+    for _ in range(6):
+        v = 1.0 / (u @ kernel)
+        u = 1.0 / (kernel @ v)
+    shifted -= reg * np.log(u)[:, None]
+    shifted -= reg * np.log(v)
+    return shifted
 
 
 def matching_distance(x: np.ndarray, y: np.ndarray) -> float:

@@ -212,30 +212,36 @@ class _Look:
             raise _LeftOut(made)
         return made
 
-    def _rounded(self, i: int, sent: torch.Tensor) -> torch.Tensor:
+    def _rounded(self, sent: torch.Tensor) -> torch.Tensor:
         """Return a tensor as it arrives."""
-        return self._attempt(i, lambda: self.config.payload.rounded(to_main_memory(sent)))
+        return self.config.payload.rounded(to_main_memory(sent))
 
     def _ask(self, i: int) -> Question:
         """Return the question of a client, its payload as it arrives."""
         me, own, place = self._client(i), self.uploads[i], self._place(i)
-        question = self._attempt(i, lambda: self.hooks.ask(me, place.visit, own, self._key(i)))
+
+        def work() -> Question:
+            question = self.hooks.ask(me, place.visit, own, self._key(i))
+            return replace(question, payload=self._rounded(question.payload))
+
+        question = self._attempt(i, work)
         notes, known = (question.notes, {}) if not self._at_server else ({}, question.notes)
         self.found[i] = Found(notes, {"peer": self.looks.clients, **known})
-        return replace(question, payload=self._rounded(i, question.payload))
+        return question
 
-    def _show(self, i: int, j: int, question: Question) -> torch.Tensor | None:
+    def _show(self, i: int, j: int, shown: torch.Tensor | None) -> torch.Tensor | None:
         """Return what client `i` sends for the comparison with `j`, as it arrives; None for nothing."""
-        if question.shown is None:
+        if shown is None:
             return None
-        peer, place = int(self.looks.clients[j]), self._place(i)
-        work = partial(self.hooks.show, question.shown, place.client, place.visit, peer, self._key(i))
-        return self._rounded(i, self._attempt(i, work))
+        peer, place, key = int(self.looks.clients[j]), self._place(i), self._key(i)
+        return self._attempt(
+            i, lambda: self._rounded(self.hooks.show(shown, place.client, place.visit, peer, key))
+        )
 
     def _answer(self, i: int, j: int, payload: torch.Tensor) -> torch.Tensor:
         """Return the answer of client `j` to `i`, as it arrives."""
-        work = partial(self.hooks.answer, self._client(j), self._place(j).visit, payload, self._key(i))
-        return self._rounded(i, self._attempt(i, work))
+        peer, visit, key = self._client(j), self._place(j).visit, self._key(i)
+        return self._attempt(i, lambda: self._rounded(self.hooks.answer(peer, visit, payload, key)))
 
     def _compare(
         self, i: int, shown: torch.Tensor | None, answered: torch.Tensor, notes: Mapping[str, Any]
@@ -276,7 +282,7 @@ class _Look:
             try:
                 question = self._ask(i)
                 for j in self.looks.peers(i).tolist():
-                    shown = self._show(i, j, question)
+                    shown = self._show(i, j, question.shown)
                     answered = self._answer(i, j, question.payload)
                     self._count(i, j, question.payload.shape, _shape(shown), answered.shape)
                     self.found[i].add(j, self._compare(i, shown, answered, question.notes))
@@ -384,7 +390,7 @@ class _Look:
         faults = list[Fault]()
         for i, j in block:
             try:
-                if owners[i] == rank and (shown := self._show(i, j, questions[i])) is not None:
+                if owners[i] == rank and (shown := self._show(i, j, questions[i].shown)) is not None:
                     made[(i, j), SHOWN] = shown
                 if owners[j] == rank:
                     made[(i, j), ANSWERED] = self._answer(i, j, payloads[i])

@@ -171,6 +171,16 @@ def test_distances_to_rows_are_over_parameters_only():
     assert_allclose(row_distances(torch.tensor([4.0, 6.0, 0.0, 12.0]), torch.zeros(1, 4), layout), [14])
 
 
+def test_distances_to_rows_do_not_depend_on_how_many_are_measured_at_once(monkeypatch):
+    layout = Layout(("w",), ((7,),), 7)
+    upload, rows = torch.arange(7.0), torch.arange(35.0).reshape(5, 7) / 3
+    at_once = row_distances(upload, rows, layout)
+    monkeypatch.setattr("mpifl.aggregation.tables.DIFFERENCES", 14)
+    assert_array_equal(row_distances(upload, rows, layout), at_once)
+    alone = [float((upload - row).double().norm()) for row in rows]
+    assert_array_equal(at_once, alone)
+
+
 def test_a_table_is_float32():
     with pytest.raises(Mismatch, match="float64"):
         Tables(Single()).publish({"model": torch.zeros(1, 2, dtype=torch.float64)})
