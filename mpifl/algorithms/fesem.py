@@ -30,7 +30,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from mpifl.clustering.partitions import kmeans, principal_coordinates
+from mpifl.clustering.partitions import kmeans_of_gram
 from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
@@ -181,11 +181,10 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
             gram: products of the models [m, m].
             apart: their distances from the previous centres [m, K].
         """
-        centred = gram - gram.mean(0) - gram.mean(1)[:, None] + gram.mean()
-        points, K = principal_coordinates(centred, len(gram)), min(self.num_clusters, len(gram))
+        K = min(self.num_clusters, len(gram))
         if version == 0 or self.num_clusters > K:
-            return kmeans(points, K, n_init=20).labels
-        return kmeans(points, K, init=_means(points, apart)).labels
+            return kmeans_of_gram(gram, K, n_init=20)
+        return kmeans_of_gram(gram, K, groups=_nearest_to(apart))
 
     def _with_everyone(self, server: Server, notes: Notes) -> Plan:
         """Take both steps over all N clients; clients that never took part are at w^0, the last row.
@@ -218,12 +217,15 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
         return Plan([Mixing(weights, keep=keep)], assign, {"num_samples": n, "moved": moved})
 
 
-def _means(points: np.ndarray, apart: np.ndarray) -> np.ndarray:
-    """Return the centres [K, r] after one step of k-means from centres at distances `apart` [m, K].
+def _nearest_to(apart: np.ndarray) -> np.ndarray:
+    """Return the members, bool [K, m], of centres at distances `apart` [m, K]: one step of k-means.
 
-    A centre that is nearest to no point moves to the point farthest from its own centre.
+    A centre that is nearest to no point takes the point farthest from its own centre, also as its own.
     """
     nearest, far = least(apart), np.argsort(-apart.min(1), kind="stable")
     lonely = iter(far)
-    groups = [points[nearest == k] for k in range(apart.shape[1])]
-    return np.stack([g.mean(0) if len(g) else points[next(lonely)] for g in groups])
+    members = nearest == np.arange(apart.shape[1])[:, None]
+    for group in members:
+        if not group.any():
+            group[next(lonely)] = True
+    return np.asarray(members)

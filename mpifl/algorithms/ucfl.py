@@ -222,9 +222,10 @@ class UCFL(NewClients, RememberedUploads, PlainVisits, Algorithm):
         apart[:, fingerprints.client] = squared_distances(fingerprints["gram"])
         kept = _taken(server.algorithm_state, fingerprints, apart)
         everyone, N = np.flatnonzero(kept["known"]), len(server.assign)
-        delta = kept["apart"][np.ix_(everyone, everyone)]
+        all_sent = len(everyone) == N  # then whole matrices [N, N] are copied or taken, which is faster
+        delta = kept["apart"].copy() if all_sent else kept["apart"][np.ix_(everyone, everyone)]
         W = self._weights(delta, kept["variance"][everyone], kept["num_samples"][everyone])
-        assign, state = self._streams(_of_all(W, everyone, N), everyone)
+        assign, state = self._streams(W if all_sent else _of_all(W, everyone, N), everyone)
         mixings = [_kept(server, fingerprints)]
         if "weights" in state:
             rows_of = (np.arange(len(state["weights"]))[:, None] == assign[everyone]).astype(float)  # [K, n]

@@ -212,7 +212,8 @@ class KeptDistances(Generic[T]):
             self._apart[np.ix_(others, some)] = found.T
         np.fill_diagonal(self._apart, 0.0)
         self._statistics = statistics
-        return np.asarray(self._apart[np.ix_(clients, clients)])
+        everyone = np.array_equal(clients, np.arange(len(statistics)))
+        return self._apart.copy() if everyone else np.asarray(self._apart[np.ix_(clients, clients)])
 
 
 def rounded_columns(u: np.ndarray) -> np.ndarray:
@@ -233,9 +234,11 @@ def column_angles(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> n
         others: n bases.
     """
     cosines, left = np.empty((len(some), len(others))), np.concatenate(some)
-    for lo in range(0, len(others), BLOCK):
-        block = others[lo : lo + BLOCK]
-        products = left @ np.concatenate(block).T
+    blocks = [others[lo : lo + BLOCK] for lo in range(0, len(others), BLOCK)]
+    heights = [sum(map(len, block)) for block in blocks]
+    columns = np.empty((max(heights), left.shape[1]))  # of one block, small enough for the processor's cache
+    for lo, block, height in zip(range(0, len(others), BLOCK), blocks, heights, strict=True):
+        products = left @ np.concatenate(block, out=columns[:height]).T
         most = np.maximum.reduceat(products, _starts(some), axis=0)
         cosines[:, lo : lo + BLOCK] = np.maximum.reduceat(most, _starts(block), axis=1)
     return np.asarray(np.degrees(np.arccos(np.clip(cosines, -1.0, 1.0))))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from campaigns import forecast, population
+from campaigns import forecast, population, reclustering
 from support.measurements import command
 
 from mpifl.core.errors import UserError
@@ -66,3 +66,15 @@ def test_what_a_measurement_chooses_or_cannot_measure_is_refused(monkeypatch, ca
     defaults = {"ranks": 3, "turns": 7}
     assert command("populations", population.compare_populations, defaults, options.split()) == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_clustering_again_costs_is_measured_of_each_method(tmp_path, capsys):
+    file = tmp_path / "figures.json"
+    defaults = {"clients": 1000, "new": 10, "turns": 5}
+    words = ["--clients", "24", "--new", "4", "--turns", "2", "--json", str(file)]
+    assert command("clustering", reclustering.measure, defaults, words) == 0
+    figures = json.loads(file.read_text())["ms"]
+    assert figures.keys() == reclustering.CASES.keys()
+    assert all(0 < f["low"] <= f["median"] <= f["high"] for f in figures.values())
+    assert command("clustering", reclustering.measure, defaults, ["--new", "600"]) == 2
+    assert "--new = 600" in capsys.readouterr().err

@@ -165,6 +165,20 @@ def test_merging_takes_the_first_closest_pair_also_among_many_equals(linkage):
             )
 
 
+@pytest.mark.parametrize("linkage", ["average", "maximum", "minimum"])
+def test_merging_in_groups_apart_is_merging_in_all(linkage):
+    """Fifty points in groups, some of which are within the threshold throughout, some only step by step."""
+    random = np.random.default_rng(5)
+    for spread in (0.1, 0.5, 1.0):
+        points = random.normal(size=(50, 2)) * spread + 6 * random.integers(0, 3, size=(50, 1))
+        d = np.linalg.norm(points[:, None] - points[None], axis=2)
+        unknown = np.triu(random.random((50, 50)) < 0.03, 1)
+        told = np.where(unknown | unknown.T, np.nan, d)
+        for threshold in (0.5, 1.5, 3.0, np.inf):
+            expected = merged_by_brute_force(np.nan_to_num(told, nan=np.inf), min(threshold, 1e300), linkage)
+            assert_array_equal(G.merge_closest(told, threshold, linkage), expected)
+
+
 def test_bipartition_separates_opposite_updates():
     similarity = np.array([[1, -0.9, 0.8], [-0.9, 1, -0.7], [0.8, -0.7, 1]])
     assert_array_equal(G.bipartition(similarity), [0, 1, 0])

@@ -13,6 +13,8 @@ from mpifl.core.errors import UserError
 HELP = {
     "ranks": "ranks of mpirun, the server included",
     "turns": "turns of each job",
+    "clients": "clients of the federation",
+    "new": "clients with new evidence",
     "workload": "a workload of `mpifl bench`",
 }
 KEYS = "Keys of the configuration are options, too: --key.path value."
