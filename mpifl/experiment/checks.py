@@ -19,7 +19,6 @@ from mpifl.core.capabilities import (
     INITIAL_CLIENTS,
     NewClients,
     RememberedUploads,
-    SecondLook,
     ServerEvaluation,
     hooks_of,
     uses,
@@ -42,7 +41,6 @@ from mpifl.protection.accountant import Accountant
 from mpifl.protection.privacy import CentralPrivacy, LocalPrivacy, Privacy
 from mpifl.protection.robust_rules import NoRule, Rule
 from mpifl.protection.secure_sum import MaskedSums, SecureConfig
-from mpifl.simulation.durations import VisitDuration
 from mpifl.simulation.policies import Policy
 from mpifl.supervision.logging import warn_once
 from mpifl.training.config import LocalConfig
@@ -87,7 +85,6 @@ def check_parts(config: Config, parts: Parts) -> None:
     warn_of_ignored_options(algorithm)
     warn_of_idle_options(config, parts.federation.changes)
     warn_of_another_policy(algorithm, config.policy)
-    warn_of_looks_without_time(algorithm, config.policy, parts.duration)
     if config.policy.under_way and (config.participation < 1 or config.cohort_size is not None):
         name = "participation" if config.cohort_size is None else "cohort_size"
         warn_once(f"{name}: without effect: {config.policy.under_way} are under way at a time")
@@ -409,20 +406,6 @@ def warn_of_another_policy(algorithm: Algorithm, policy: Policy) -> None:
     if published and name not in published:
         known = " or ".join(published)
         warn_once(f"algorithm {name_of(algorithm)} was published with policy {known}; it runs under {name}")
-
-
-def warn_of_looks_without_time(algorithm: Algorithm, policy: Policy, duration: VisitDuration) -> None:
-    """Say that second looks take no time where visits and their messages take some.
-
-    In rounds what clients send and compute in them counts towards the time of the round.
-    """
-    if not uses(algorithm, SecondLook) or hooks_of(algorithm, SecondLook).at_server:
-        return
-    timed = {"network": duration.network.counts_bytes, "costs": duration.looks is not None}
-    keys = ", ".join(key for key, counts in timed.items() if counts)
-    if keys and policy.in_seconds and not policy.synchronous:
-        what = f"what clients send and compute in second looks takes no time under policy {name_of(policy)}"
-        warn_once(f"{keys}: {what}; ledger.csv and computation.csv have it")
 
 
 def warn_of_unused_public(algorithm: Algorithm, data: DataConfig) -> None:

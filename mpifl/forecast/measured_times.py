@@ -627,6 +627,7 @@ def _arrivals(
         number=0,
         filled=-1,
         upload_sizes=[],
+        owed=[],
         clock=small.decisions.clock.state_dict(),
         tally=tally,
         metrics=[],

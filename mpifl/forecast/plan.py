@@ -505,7 +505,12 @@ def _mixing_line(mixing: Mixing, server: Server, context: RunContext, costs: Cos
 def _exchange_lines(context: RunContext) -> list[str]:
     """Return what the second looks of the run move between ranks, and what they are in the federation."""
     size, looking = planned_ranks(context), context.config.algorithm
-    if size == 1 or not uses(looking, SecondLook):
+    if not uses(looking, SecondLook):
+        return []
+    if not context.config.policy.synchronous:
+        what = "neither its bytes nor by how much it lengthens visits is known before"
+        return [f"second look             who looks at whom follows from the arrivals: {what}"]
+    if size == 1:
         return []
     if isinstance(context.config.system.exchange, Local):
         return ["second look             nothing moves (system.exchange: local)"]

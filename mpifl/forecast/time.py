@@ -477,9 +477,9 @@ class _HeldBack(VirtualClock):
         super().__init__(wall.duration)
         self.scale = wall.scale
 
-    def due(self, client: int, visit: int, down: int, up: int) -> float:
+    def due(self, client: int, visit: int, down: int, up: int, look: float = 0.0) -> float:
         """Return the time until which the visit is held back."""
-        return self.scale * self.duration.end(client, visit, self.now / self.scale, down, up)
+        return self.scale * self.duration.end(client, visit, self.now / self.scale, down, up, look=look)
 
     def take_statistics(self, moved: Moves, pool: TrainingPool) -> None:
         """Advance the clock by the time of their messages, in wall time."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import inf, nan
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ from mpifl.traffic.encoding import download_bytes, time_stamp_bytes
 from mpifl.traffic.ledger import count_numbers
 
 from .engine import END, Engine, Evaluated, EvaluationSchedule, Observe, Record, regroup
-from .exchange import Found
+from .exchange import Counted, Found
 from .hook_errors import Dropped
 from .kept_uploads import Arrival, KeptUploads, Row
 from .protocol import ClientTask, GatheredReports, LookPlan, ReportHeader, weighted_mean
@@ -195,6 +195,20 @@ class LookTask:
         return int(self.looks.clients[self.place])
 
 
+class Owed(NamedTuple):
+    """What a client moves and computes beside its visits, by which its next visit lasts longer.
+
+    Attributes:
+        down: bytes that it downloads.
+        up: bytes that it uploads.
+        look: its work in second looks, in units of one local training.
+    """
+
+    down: int = 0
+    up: int = 0
+    look: float = 0.0
+
+
 class LocalAggregator:
     """Aggregates uploads that are all on rank 0; only rank 0 calls its methods.
 
@@ -278,7 +292,7 @@ class AsynchronousEngine(Engine):
         self.begun = -1  # the version of the server whose next step has begun
         self.servers: dict[int, Server] = {}  # by version, as many as the policy keeps
         self.upload_sizes = UploadSizes(server_step)  # used if the clock needs bytes
-        self.statistics_bytes: dict[int, tuple[int, int]] = {}  # client -> down, up, until its visit starts
+        self.owed: dict[int, Owed] = {}  # by client, until its next visit starts
         self.stamp_bytes = time_stamp_bytes(
             server_step.config.payload, server_step.algorithm.needs.time_stamps
         )
@@ -534,7 +548,18 @@ class AsynchronousEngine(Engine):
         self.servers[newest] = after
         moved = ledger.down[sending] - before[0], ledger.up[sending] - before[1]
         for k, down, up in zip(sending.tolist(), *(m.tolist() for m in moved), strict=True):
-            self.statistics_bytes[k] = down, up
+            self._owe(k, down, up)
+
+    def _owe(self, client: int, down: int = 0, up: int = 0, look: float = 0.0) -> None:
+        """Let a client's next visit last longer; without another visit, it takes no time."""
+        before = self.owed.get(client, Owed())
+        self.owed[client] = Owed(before.down + down, before.up + up, before.look + look)
+
+    def _owe_exchanges(self, exchanges: Counted) -> None:
+        """Let the next visits of clients last longer by what they have exchanged, or stored at the server."""
+        size = self.server_step.ledger.payload.size
+        for (_, direction, k), (numbers, messages) in exchanges.items():
+            self._owe(k, **{direction: size(numbers, messages)})
 
     def _start(self, k: int, version: int, pool: RecoveringPool) -> None:
         """Send a client the rows it reads, and add its visit to the clock."""
@@ -545,12 +570,14 @@ class AsynchronousEngine(Engine):
         widths = {name: table.shape[1] for name, table in server.tables.items()}
         server_step.book_reads(step, {k: reads}, widths)
         own = server_step.config.filters.widths(widths, k)
-        down, up = self.statistics_bytes.pop(k, (0, 0))
+        down, up, look = self.owed.pop(k, Owed())
         down += download_bytes(reads, own, server_step.ledger.payload) + self.stamp_bytes
         if self.clock.needs_bytes:
             self.upload_sizes.expected[k] = self.upload_sizes.clear(server, reads, k)
             up += self.upload_sizes.expected[k]
-        visit = self.dispatcher.begin(k, v, version, down, up)
+        if look and (energy := self.clock.energy) is not None:
+            server_step.computation.add_energy(k, energy.joules_of_look(k, v, look))
+        visit = self.dispatcher.begin(k, v, version, down, up, look)
         vectors = {name: rows_read(server, name, which) for name, which in reads.items()}
         self._submit(pool, visit, TrainingTask(ClientTask(0, k, v, reads), step, version), vectors)
 
@@ -574,6 +601,7 @@ class AsynchronousEngine(Engine):
             return None
         self.failed = 0
         self.server_step.book_arrival(server.version + 1, header)
+        self._owe_exchanges(header.exchanges)
         self.server_step.remember_losses(visit.client, header.metrics)
         self.upload_sizes.compare(header)
         self.metrics[visit.client], self.samples[visit.client] = header.metrics, header.num_samples
@@ -625,8 +653,9 @@ class AsynchronousEngine(Engine):
     ) -> tuple[list[Arrival], list[Arrival]]:
         """Return the uploads of a step with what their clients found when they looked at each other.
 
-        A client whose look fails counts with its upload before, if there is one that is not too old. The
-        exchange takes no time on the run's clock.
+        A client whose look fails counts with its upload before, if there is one that is not too old. What
+        clients move and compute lengthens their next visits, the computing also if it fails; the step itself
+        does not wait for it.
 
         Args:
             server: the server before the step.
@@ -651,9 +680,17 @@ class AsynchronousEngine(Engine):
                 continue
             found[i] = made
             if fresh[i]:
+                k = int(clients[i])
                 for name, value in made.notes.items():
-                    step.ledger.add_up(number, name, int(clients[i]), count_numbers(value), note=True)
+                    size = step.ledger.payload.size(count_numbers(value), note=True)
+                    step.ledger.add_up(number, name, k, count_numbers(value), size, note=True)
+                    self._owe(k, up=size)
             step.book_exchanges(number, made.exchanges)
+            self._owe_exchanges(made.exchanges)
+        if (loads := self.clock.looks) is not None:
+            for k, work in loads.work(looks.clients, looks.visits, *looks.counts()):
+                if work:
+                    self._owe(k, look=work)
         out = list[Arrival]()
         for i, a in enumerate(arrivals):
             if i in found:
@@ -866,6 +903,7 @@ class AsynchronousEngine(Engine):
             "judging": self.evaluation_time.tolist(),
             "filled": self.dispatcher.filled,
             "upload_sizes": self.upload_sizes.state_dict(),
+            "owed": [[k, *owed] for k, owed in self.owed.items()],
         }
         if self.dispatcher.tick < inf:
             saved.values["tick"] = self.dispatcher.tick
@@ -911,6 +949,7 @@ class AsynchronousEngine(Engine):
         self.dispatcher.num_started = values["number"]
         self.dispatcher.filled = values["filled"]
         self.upload_sizes.load_state_dict(values["upload_sizes"])
+        self.owed = {k: Owed(*owed) for k, *owed in values["owed"]}
         self.dispatcher.tick = values.get("tick", self.dispatcher.tick)
         self.stats.load_state_dict(values["tally"])
         if self.kept is not None:

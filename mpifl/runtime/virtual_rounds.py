@@ -161,11 +161,7 @@ class VirtualRounds(RoundClock):
         looks, loads = self.server_step.looks, self.duration.looks
         if looks is None or loads is None:
             return {}
-        told = (looks.clients, looks.visits, *looks.counts())
-        return {
-            k: asks * loads.question(k, visit) + answers * loads.answer(k, visit)
-            for k, visit, asks, answers in zip(*(column.tolist() for column in told), strict=True)
-        }
+        return dict(loads.work(looks.clients, looks.visits, *looks.counts()))
 
     def _book_energy(self, moved: Moves, shares: Mapping[int, float], looks: Mapping[int, float]) -> None:
         """Book the energy of those who have computed in a step, given what they moved."""

@@ -28,7 +28,7 @@ from mpifl.core.rng import Key
 from mpifl.traffic.ledger import Moves
 
 from .availability import Presence
-from .durations import VisitDuration
+from .durations import LookLoads, VisitDuration
 from .trace import Trace
 from .visits import DispatchState, Start, Visit
 
@@ -194,6 +194,11 @@ class Clock(ABC):
         return None
 
     @property
+    def looks(self) -> LookLoads | None:
+        """What second looks compute; None (default) where it takes no time."""
+        return None
+
+    @property
     @abstractmethod
     def visits(self) -> Collection[Visit]:
         """The visits under way."""
@@ -207,7 +212,7 @@ class Clock(ABC):
         self.now = state["now"]
 
     @abstractmethod
-    def due(self, client: int, visit: int, down: int, up: int) -> float:
+    def due(self, client: int, visit: int, down: int, up: int, look: float = 0.0) -> float:
         """Return the time at which a visit that starts now is over.
 
         Args:
@@ -215,6 +220,7 @@ class Clock(ABC):
             visit: number of its visits before this one.
             down: bytes of its download.
             up: bytes of its upload.
+            look: work in second looks beside it, in units of one local training.
         """
 
     @abstractmethod
@@ -335,13 +341,18 @@ class VirtualClock(_QueueClock):
         return self.duration if self.duration.watts else None
 
     @property
+    def looks(self) -> LookLoads | None:
+        """Those of the durations."""
+        return self.duration.looks
+
+    @property
     def needs_bytes(self) -> bool:
         """Whether links have a rate."""
         return self.duration.network.counts_bytes
 
-    def due(self, client: int, visit: int, down: int, up: int) -> float:
+    def due(self, client: int, visit: int, down: int, up: int, look: float = 0.0) -> float:
         """Return the end of the visit by delay, network and availability."""
-        return self.duration.end(client, visit, self.now, down, up)
+        return self.duration.end(client, visit, self.now, down, up, look=look)
 
     def take_statistics(self, moved: Moves, pool: TrainingPool) -> None:
         """Advance by the duration of the messages."""
@@ -389,7 +400,7 @@ class DrawnClock(_QueueClock):
         self.drawn = self.started = 0
         self.turns: list[deque[int]] = [deque() for _ in range(num_clients)]
 
-    def due(self, client: int, visit: int, down: int, up: int) -> float:
+    def due(self, client: int, visit: int, down: int, up: int, look: float = 0.0) -> float:
         """Return the next step drawn for the client, or without a key the number of visits started.
 
         It is infinite, and the visit never arrives, if the client leaves before.
@@ -452,7 +463,7 @@ class PlannedClock(_QueueClock):
         self.reads = reads
         self._version = 0  # of the server when visits started last
 
-    def due(self, client: int, visit: int, down: int, up: int) -> float:
+    def due(self, client: int, visit: int, down: int, up: int, look: float = 0.0) -> float:
         """Return the number, from 1, of the first step that has no visit."""
         return 1.0 + next(self._open_steps())
 
@@ -492,6 +503,11 @@ class WallClock(Clock):
         """The durations, if devices have watts and time is simulated."""
         return self.duration if self.duration.watts and self.scale else None
 
+    @property
+    def looks(self) -> LookLoads | None:
+        """Those of the durations, if time is simulated."""
+        return self.duration.looks if self.scale else None
+
     def take_statistics(self, moved: Moves, pool: TrainingPool) -> None:
         """Wait until the statistics are due."""
         self.now = self.scale * self.duration.statistics_end(moved)
@@ -526,11 +542,11 @@ class WallClock(Clock):
         """Whether links have a rate and clients are held back."""
         return self.scale > 0 and self.duration.network.counts_bytes
 
-    def due(self, client: int, visit: int, down: int, up: int) -> float:
+    def due(self, client: int, visit: int, down: int, up: int, look: float = 0.0) -> float:
         """Return the real time until which the visit is held back."""
         if not self.scale:
             return self.now
-        return self.scale * self.duration.end(client, visit, self.now / self.scale, down, up)
+        return self.scale * self.duration.end(client, visit, self.now / self.scale, down, up, look=look)
 
     def add(self, visit: Visit) -> None:
         """Add a visit that has started."""
@@ -647,7 +663,7 @@ class ReplayClock(Clock):
         super().load_state_dict(state)
         self.trace.load_state_dict(state)
 
-    def due(self, client: int, visit: int, down: int, up: int) -> float:
+    def due(self, client: int, visit: int, down: int, up: int, look: float = 0.0) -> float:
         """Return the arrival time in the trace."""
         return self.trace.arrival(client, visit)
 

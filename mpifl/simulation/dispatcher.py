@@ -118,7 +118,7 @@ class Dispatcher:
             return ()
         return [k for k in range(self.sampler.num_clients) if k not in self.busy]
 
-    def begin(self, client: int, visit: int, version: int, down: int, up: int) -> Visit:
+    def begin(self, client: int, visit: int, version: int, down: int, up: int, look: float = 0.0) -> Visit:
         """Add a visit that starts now to those under way, and return it.
 
         Args:
@@ -127,8 +127,9 @@ class Dispatcher:
             version: server version that it reads.
             down: bytes of its download.
             up: bytes of its upload.
+            look: work in second looks beside it, in units of one local training.
         """
-        due = self.clock.due(client, visit, down, up)
+        due = self.clock.due(client, visit, down, up, look)
         started = Visit(due, self.num_started, client, visit, version, self.clock.now)
         self.add(started)
         self.num_started += 1

@@ -5,10 +5,12 @@ Both engines use it, so synchronous rounds and asynchronous visits have the same
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
+
+import numpy as np
 
 from mpifl.core.rng import Key
 from mpifl.traffic.ledger import Moved, Moves
@@ -29,6 +31,21 @@ class LookLoads(NamedTuple):
 
     question: Load
     answer: Load
+
+    def work(
+        self, clients: np.ndarray, visits: np.ndarray, questions: np.ndarray, answers: np.ndarray
+    ) -> Iterator[tuple[int, float]]:
+        """Yield each client of a second look and its work in it; all arguments are [m].
+
+        Args:
+            clients: the clients.
+            visits: the visit on whose data each of them looks and is looked at.
+            questions: how many questions each of them makes.
+            answers: how many answers each of them makes.
+        """
+        columns = (column.tolist() for column in (clients, visits, questions, answers))
+        for k, visit, asked, answered in zip(*columns, strict=True):
+            yield k, asked * self.question(k, visit) + answered * self.answer(k, visit)
 
 
 class Loads(NamedTuple):
@@ -118,7 +135,7 @@ class VisitDuration:
             down: bytes of the download.
             up: bytes of the upload.
             share: fraction of the visit's computing that is done.
-            look: work in a second look after it, in units of one local training.
+            look: work in second looks beside it, in units of one local training.
         """
         rates = self.rates(client, visit)
         computing = share * self.delay.seconds(client, visit, self.key)

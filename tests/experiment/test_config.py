@@ -24,7 +24,6 @@ from mpifl.experiment.checks import (
     warn_of_idle_options,
     warn_of_ignored,
     warn_of_ignored_options,
-    warn_of_looks_without_time,
     warn_of_numbered_categories,
     warn_of_unused_collective,
     warn_of_unused_exchange,
@@ -390,33 +389,6 @@ def test_options_of_a_method_that_act_on_what_does_not_happen_are_said(method, g
     warn_once.cache_clear()
     warn_of_idle_options(load(TINY, ["--algorithm", method, *given]), given is DRIFTING)
     assert capsys.readouterr().err.splitlines() == ([f"mpifl: algorithm.{line}"] if line else [])
-
-
-EMDCFL = ("--algorithm", "{name: emdcfl, sample_cap: 16}")
-ARRIVALS = ("--policy", "every_arrival")
-LINKS = ("--network", "{uplink_bytes_s: 1MB/s}")
-
-
-@pytest.mark.parametrize(
-    ("options", "keys"),
-    [
-        ((*EMDCFL, *ARRIVALS, *LINKS), "network"),
-        ((*EMDCFL, *ARRIVALS, "--costs", "all"), "costs"),
-        ((*EMDCFL, *ARRIVALS, *LINKS, "--costs", "all"), "network, costs"),
-        ((*EMDCFL, *ARRIVALS), ""),
-        ((*EMDCFL, *LINKS, "--costs", "all"), ""),  # rounds last longer by looks
-        (("--algorithm", "{name: emdcfl, samples: server}", *ARRIVALS, *LINKS), ""),
-        (("--algorithm", "fedavg", *ARRIVALS, *LINKS), ""),
-    ],
-)
-def test_looks_that_take_no_time_under_arrivals_are_said(options, keys, capsys):
-    warn_once.cache_clear()
-    config = load(TINY, options)
-    looks = object() if config.costs == "all" else None
-    duration = SimpleNamespace(network=config.network, looks=looks)
-    warn_of_looks_without_time(config.algorithm, config.policy, duration)
-    said = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[1] for line in said] == ([keys] if keys else [])
 
 
 @pytest.mark.parametrize(

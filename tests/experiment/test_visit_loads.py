@@ -150,6 +150,40 @@ def test_a_round_ends_when_an_absent_client_has_answered(network):
     assert duration.round_end(10.0, moved, 0, looks={0: 3.0}) == pytest.approx(18)
 
 
+def test_under_arrivals_looks_lengthen_the_visits_that_follow_them(tmp_path):
+    """Clients 0 and 1 hold 8 and 11 samples. Both arrive after 2 seconds, and embed all and 6 of the other's.
+
+    The visits that follow last longer by it, and count its energy when they begin; the next ones do not. Of
+    those that begin last, one is under way at the end.
+    """
+    method, changes = CATALOGUE["emdcfl"](), {"delay": Constant(2.0), "devices": Alike(watts=3.0)}
+    n = np.array([8, 11])
+    work = (n + 6 + 6) * EMBEDDING / n
+    done = toy.events(method, toy.Tiny(2), tmp_path / "a", 5, costs="all", **changes)
+    lasted = {(row["client"], row["visit"]): row["time"] - row["start"] for row in done.arrivals}
+    assert lasted == {
+        **{(k, v): pytest.approx(2 + 2 * work[k] * (v == 1)) for k in (0, 1) for v in (0, 1)},
+        (1, 2): pytest.approx(2.0),
+    }
+    assert_allclose(done.server_step.computation.joules, 3 * 2 * (np.array([2, 3]) + work), rtol=1e-12)
+    usual = toy.events(method, toy.Tiny(2), tmp_path / "b", 5, costs="training", **changes)
+    assert {row["time"] - row["start"] for row in usual.arrivals} == {2.0}
+
+
+def test_looks_during_a_visit_add_up_until_the_next(tmp_path):
+    """Both look in each step from the second on: client 0 also in step 3, in which only client 1 arrives.
+
+    In step 1 client 0 has embedded its 14 samples for a question, with nobody there to ask.
+    """
+    method = CATALOGUE["emdcfl"](looks="seen")
+    done = toy.events(method, toy.Tiny(2), tmp_path, 6, costs="all", delay=Constant(2.0))
+    lasted = [(row["client"], row["visit"], row["time"] - row["start"]) for row in done.arrivals[2:]]
+    look = 2 * (np.array([8, 11]) + 6 + 6) * EMBEDDING / np.array([8, 11])
+    first = look[0] + 2 * 14 * EMBEDDING / 8
+    expected = [(1, 1, 2 + look[1]), (0, 1, 2 + first), (1, 2, 2 + look[1]), (0, 2, 2 + 2 * look[0])]
+    assert_allclose(lasted, expected, rtol=1e-12)
+
+
 def test_looks_at_the_server_and_under_the_usual_rule_take_no_time(tmp_path):
     for name, changes in (("a", {"options": {"samples": "server"}}), ("b", {"costs": "training"})):
         times, _, step = looked(tmp_path / name, rounds=1, **changes)

@@ -32,7 +32,10 @@ RUNS: dict[str, list[str]] = {
     "newcomers": ["--algorithm", "{name: pca_km_hc, components: 16}", *JOINS],
     "fedbuff": ["--algorithm", "fedbuff", "--policy", "{name: buffer, size: 3}", *FEW],
     "scaffold-events": ["--algorithm", "scaffold", "--policy", "{name: buffer, size: 2}", *FEW],
-    "look-events": ["--algorithm", "{name: emdcfl, sample_cap: 16}", "--policy", "every_arrival", *FEW],
+    "look-events": [
+        *("--algorithm", "{name: emdcfl, sample_cap: 16}", "--policy", "every_arrival", *FEW),
+        *("--network.uplink_bytes_s", "9kB/s", "--costs", "all"),
+    ],
     "again-events": [
         *("--algorithm", "{name: fedclust, num_clusters: 2}", "--policy", "{name: buffer, size: 2}", *FEW),
         *("--recluster", "{visits: 2, loss_rise: 0.3}", "--drift", "{kind: swap, at_s: [4], share: 0.5}"),

@@ -94,6 +94,7 @@ def compare(one: toy.Run, first: toy.Run, then: toy.Run) -> None:
     assert one.server_step.ledger.rows() == then.server_step.ledger.rows()
     assert one.server_step.ledger.moved == then.server_step.ledger.moved
     assert (one.server_step.visits == then.server_step.visits).all()
+    toy.same(*(toy.arrays(run.server_step.computation.joules) for run in (one, then)))
     if isinstance(one.engine, AsynchronousEngine) and isinstance(then.engine, AsynchronousEngine):
         mine, theirs = (e.summary() for e in (one.engine, then.engine))
         exact = ("arrivals", "refused", "staleness_mean", "concurrency", "clock_seconds")

@@ -16,6 +16,7 @@ from mpifl.algorithms.emdcfl import EMDCFL
 from mpifl.algorithms.fesem import FeSEM
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.simulation.availability import Availability
+from mpifl.simulation.client_devices import Alike
 from mpifl.simulation.clock import Replay, WallTime
 from mpifl.simulation.delays import Exponential
 from mpifl.simulation.network import Links
@@ -110,6 +111,17 @@ EVENTS = {
     "uploads that are compared": (CFL(1e9, 0.0, 2, max_age=None), {"policy": EveryArrival(), "delay": SLOW}),
     "uploads that are mixed": (FeSEM(2), {"policy": Buffer(size=2), "delay": SLOW}),
     "looks": (EMDCFL(epsilon=0.5), {"policy": EveryArrival(), "delay": SLOW}),
+    "looks that last": (
+        EMDCFL(epsilon=0.5, looks="seen"),
+        {
+            "policy": EveryArrival(),
+            "delay": SLOW,
+            "cohort_size": 4,
+            "network": Links(uplink_bytes_s=2000.0),
+            "costs": "all",
+            "devices": Alike(watts=3.0),
+        },
+    ),
     "link": (
         "ifca",
         {
@@ -134,6 +146,8 @@ def test_events_go_on_from_a_saved_state(name, at, tmp_path):
     saved = halted.read(tmp_path / "two", at)
     nobody_under_way = ("barrier", "uploads that grow", "ties", "drawn staleness")
     assert len(saved.values["visits"]) > 0 or name in nobody_under_way
+    owing = [(down > 0, up > 0, work > 0) for _, down, up, work in saved.values["owed"]]
+    assert ((True, True, True) in owing) == (name == "looks that last" and at == 5)
     then = halted.run(folder=tmp_path / "two", saved=saved, at=-1, **common)
     halted.compare(one, first, then)
 

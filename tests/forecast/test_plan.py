@@ -173,6 +173,15 @@ def test_a_plan_says_what_second_looks_move_between_ranks(exchange, said):
     assert "second look" not in page("--system.ranks", "3")
 
 
+def test_a_plan_says_that_second_looks_under_arrivals_are_not_known_before():
+    method = ("--algorithm", "{name: emdcfl, sample_cap: 32}", "--policy", "every_arrival")
+    for ranks in ("1", "3"):
+        text = page(*method, "--system.ranks", ranks)
+        (line,) = re.findall("^second look +(.*)$", text, re.M)
+        assert line.startswith("who looks at whom follows from the arrivals")
+        assert "pairs" not in text
+
+
 def test_an_asynchronous_run_that_remembers_uploads_has_times():
     """The state from which its first steps are measured has no uploads that are remembered."""
     method, policy = "{name: cfl, warmup: 1, eps1: 100, eps2: 0}", "{name: buffer, size: 2}"

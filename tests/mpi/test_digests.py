@@ -27,7 +27,7 @@ FEW = (  # on one process and on three ranks; all of them, also on other numbers
     *("fedavg", "fedavg-gathered", "fedavg-measured", "ifca", "cfl", "emdcfl-half", "emdcfl-server"),
     *("pacfl", "ucfl", "ucfl-reduced", "ucfl-4"),
     *("compressed", "private", "secure", "partial-work", "median", "norm-bound"),
-    *("drift", "drift-by-time-events", "events-looks", "events-split"),
+    *("drift", "drift-by-time-events", "events-looks", "events-looks-timed", "events-split"),
     *("scaffold-hosted", "ucfl-hosted", "fedbuff-hosted", "stopped-at-target", "stopped-without-patience"),
     *("own-metric", "lora-products", "updates", "evaluated", "started"),
     *("multi_label-fedavg", "next_token-fedem"),

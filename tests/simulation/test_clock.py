@@ -13,7 +13,7 @@ from mpifl.core.rng import key
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.clock import DrawnClock, VirtualClock, WallClock
 from mpifl.simulation.delays import Constant
-from mpifl.simulation.durations import visit_duration
+from mpifl.simulation.durations import Loads, LookLoads, visit_duration
 from mpifl.simulation.network import Links
 from mpifl.simulation.visits import Visit
 
@@ -109,6 +109,17 @@ def test_real_time_goes_on_to_the_first_return_with_polls_on_the_way():
     clock.advance(2, pool)
     assert clock.now >= 0.001 * first > 0
     assert pool.polls > 0
+
+
+@pytest.mark.parametrize(("scale", "seconds"), [(0.5, 0.5 * 2 * (1 + 3)), (0.0, 0.0)])
+def test_work_in_looks_holds_a_visit_back_in_real_time(scale, seconds):
+    """A training takes 2 s, and 3 times that work is done beside it; with scale 0 nobody is held back."""
+    load = [lambda client, visit: 1.0] * 2
+    loads = Loads(*load, LookLoads(*load))
+    times = visit_duration(Constant(2.0), Links(), Availability(), key(0), 3, loads=loads)
+    clock = WallClock(times, scale)
+    assert clock.due(0, 0, 0, 0, look=3.0) == seconds
+    assert (clock.looks is not None) == (scale > 0)
 
 
 def test_who_uploads_is_drawn_anew_after_a_thousand_steps():

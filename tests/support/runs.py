@@ -174,6 +174,10 @@ RUNS: dict[str, list[str]] = {
         *("--algorithm", "{name: emdcfl, sample_cap: 32, epsilon: 0.05}", "--policy", "every_arrival"),
         *("--rounds", "10", "--delay.name", "exponential", "--cohort_size", "4"),
     ],
+    "events-looks-timed": [
+        *("--algorithm", "{name: emdcfl, sample_cap: 32, epsilon: 0.05}", "--policy", "every_arrival"),
+        *("--rounds", "14", "--cohort_size", "4", "--network.uplink_bytes_s", "9kB/s", *CHARGED),
+    ],
     "events-kept": [
         *("--algorithm", "{name: fesem, num_clusters: 2}", "--policy", "{name: buffer, size: 2}"),
         *("--rounds", "5", "--delay.name", "exponential", "--cohort_size", "4"),
