@@ -114,3 +114,24 @@ def test_files_of_the_day_come_in_another_order_in_another_cycle(monkeypatch):
 )
 def test_a_test_is_near_a_change_of_what_it_tests(test, changed, near):
     assert nightly.is_near(test, changed) is near
+
+
+def usual_of(params: list) -> list[str]:
+    """Return the names of the parameters that the usual run has."""
+    return [param.id for param in params if not param.marks]
+
+
+def test_few_cases_are_usual_and_each_other_has_a_night_of_its_own():
+    params = nightly.mostly_nightly([1, 2, 3, 4], ["n2", 4], "n{}".format)
+    assert [param.id for param in params] == ["n1", "n2", "n3", "n4"]
+    assert usual_of(params) == ["n2", "n4"]
+    assert all(param.marks[0].kwargs["spread"] for param in params if param.marks)
+    with pytest.raises(ValueError, match="n5"):
+        nightly.mostly_nightly([1, 2], ["n5"], "n{}".format)
+
+
+def test_few_combinations_are_usual_and_have_every_value():
+    params = nightly.covering("abcdef", [1, 2], [1.0, 0.5])
+    assert len(params) == 24
+    assert usual_of(params) == ["a-1-1.0", "b-2-1.0", "c-1-0.5", "d-2-0.5", "e-1-1.0", "f-2-1.0"]
+    assert usual_of(nightly.covering([1, 2], "abc")) == ["1-a", "1-c", "2-b"]

@@ -13,6 +13,7 @@ from support.paper_sweeps import paper_sweeps
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config
 from mpifl.sweeps import sweep, tuning
+from mpifl.sweeps.cases import Case, unchecked_cases
 
 FOLDER = Path(__file__).parents[2] / "configs"
 FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.yaml"))
@@ -21,15 +22,35 @@ PAPERS = [name for name in WHOLE if name.startswith("papers/")]
 TABLES = {f"{one.name}.yaml" for one in paper_sweeps()}
 
 
+def first_of_each_value(cases: list[Case]) -> list[Case]:
+    """Return the cases of a sweep in which a value of one of its keys occurs first."""
+    known: set[tuple[str, str]] = set()
+    chosen = []
+    for case in cases:
+        new = {(key, str(label)) for key, label in case.labels.items()} - known
+        known |= new
+        chosen += [case] * bool(new)
+    return chosen
+
+
+@pytest.mark.nightly(seconds=30)
+def test_no_two_cases_of_a_sweep_are_the_same_run():
+    for name in (n for n in WHOLE if n.startswith("sweeps/")):
+        tree = loader.read(str(FOLDER / name))
+        assert sweep.cases(tree if (tune := tuning.tune_of(tree)) is None else tuning.first_stage(tree, tune))
+
+
 @pytest.mark.parametrize("folder", sorted({Path(name).parent.as_posix() for name in WHOLE}))
 def test_configurations_load_and_say_themselves_again(folder):
+    """Of a sweep, the cases that have a value for the first time."""
     for name in (n for n in WHOLE if Path(n).parent.as_posix() == folder):
         if name in TABLES:  # tests/sweeps/test_papers.py reads all of their cases
             continue
         tree = loader.read(str(FOLDER / name))
         tune = tuning.tune_of(tree)
         tree = tree if tune is None else tuning.first_stage(tree, tune)  # rows may differ in candidates alone
-        studied = [case.config for case in sweep.cases(tree)] if "vary" in tree else []
+        cases = first_of_each_value(unchecked_cases(tree)) if "vary" in tree else []
+        studied = [case.config for case in cases]
         for config in studied or [loader.load(str(FOLDER / name))]:
             again = loader.from_tree(Config, loader.to_tree(config))
             assert again == config, name

@@ -21,12 +21,11 @@ from mpifl.results.identity import machine, processor
 
 KNOWN = Path(__file__).parent / "digests_avx2.json"
 DECIDE = ("compiler", "torch", "numpy", "scipy", "scikit-learn")  # beside the maker of the processor
-FEW = (  # trained by the kernels, by stacks and by PyTorch; with AVX-512 half of them have other digests
-    *("fedavg", "scaffold-stacked", "ifca", "emdcfl-half", "ucfl", "compressed", "private", "lora"),
-    *("next_token-fedavg", "multi_label-ucfl"),
-)
+# trained by the kernels, by stacks and by PyTorch; with AVX-512 half of them have other digests
+FEW = ("fedavg", "scaffold-stacked", "emdcfl-half", "lora", "multi_label-ucfl")
 NAMES = (
     *FEW,
+    *("ifca", "ucfl", "compressed", "private", "next_token-fedavg"),
     *("fedavg-stacked", "cfl", "pfedgraph", "ucfl-4", "classes", "partial-work", "evaluated"),
     *("regression-ucfl", "classification-ucfl"),
 )

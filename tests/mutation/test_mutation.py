@@ -16,24 +16,31 @@ import pytest
 from mutation import run
 
 BUGS = run.load()
+AREAS = sorted({bug.area for bug in BUGS})
 SAMPLE = 12
 IN_C = 4  # one of so many bugs in C is in the sample
 CC = shutil.which("gcc") or shutil.which("cc")
 
 
-@pytest.mark.parametrize("area", sorted({bug.area for bug in BUGS}))
+@pytest.mark.parametrize("area", AREAS)
 def test_every_bug_of_an_area_applies(area):
-    """Its old text occurs once, what takes its place can be parsed, and its tests exist."""
+    """Its old text occurs once, and its tests exist."""
     for bug in (bug for bug in BUGS if bug.area == area):
-        changed = bug.planted((run.ROOT / bug.file).read_text())
+        bug.planted((run.ROOT / bug.file).read_text())
         assert bug.old != bug.new, bug.name
         assert bug.kind in run.KINDS, bug.name
         assert bug.why, bug.name
-        if bug.file.endswith(".py"):
-            ast.parse(changed)
         paths = [run.ROOT / part.partition("::")[0] for part in bug.tests if part.startswith("tests")]
         assert paths, bug.name
         assert all(path.exists() for path in paths), bug.name
+
+
+@pytest.mark.nightly(spread=True)
+@pytest.mark.parametrize("area", AREAS)
+def test_every_bug_of_an_area_can_be_parsed(area):
+    """A bug that cannot is killed by any test, in the campaign."""
+    for bug in (bug for bug in BUGS if bug.area == area and bug.file.endswith(".py")):
+        ast.parse(bug.planted((run.ROOT / bug.file).read_text()))
 
 
 def test_there_are_enough_bugs_of_both_kinds_and_no_two_of_one_name():

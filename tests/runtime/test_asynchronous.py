@@ -16,7 +16,9 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from support import toy
+from support.cases import named
 from support.each import for_each
+from support.nightly import covering
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -58,22 +60,27 @@ def events(name, folder, steps=4, federation=None, options=None, **changes) -> t
 # -- agreement with the synchronous engine ----------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("fedavg", {}),
-        ("scaffold", {}),
-        ("cfl", CFL),
-        ("ifca", {"num_clusters": 2}),
-        ("fedem", {}),
-        ("fedavgm", {}),
-        ("fedper", {}),
-        ("fedfomo", {"num_models": 2}),
-        ("ucfl", {"noise_batch": 4.0}),
-    ],
-)
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_a_barrier_is_synchronous_rounds_bit_for_bit(name, options, participation, tmp_path):
+def name_of(value: tuple[str, dict[str, object]] | float) -> str:
+    """Return the name of a case, or a share."""
+    return named(value) if isinstance(value, tuple) else str(value)
+
+
+SYNCHRONOUS: list[tuple[str, dict[str, object]]] = [
+    ("fedavg", {}),
+    ("scaffold", {}),
+    ("cfl", CFL),
+    ("ifca", {"num_clusters": 2}),
+    ("fedem", {}),
+    ("fedavgm", {}),
+    ("fedper", {}),
+    ("fedfomo", {"num_models": 2}),
+    ("ucfl", {"noise_batch": 4.0}),
+]
+
+
+@pytest.mark.parametrize(("case", "participation"), covering(SYNCHRONOUS, [1.0, 0.5], ids=name_of))
+def test_a_barrier_is_synchronous_rounds_bit_for_bit(case, participation, tmp_path):
+    name, options = case
     common = {"options": options, "participation": participation}
     rounds = events(name, tmp_path / "r", policy=Synchronous(), **common)
     barrier = events(name, tmp_path / "b", policy=Barrier(), **common)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from support import toy
+from support import cases, toy
 from support.cases import OPTIONS
+from support.nightly import covering, mostly_nightly
 
 from mpifl.algorithms.emdcfl import EMDCFL
 from mpifl.algorithms.registry import CATALOGUE
@@ -61,16 +62,21 @@ def run(name: str, options: Mapping[str, Any], folder, steps: int = 5, **changes
     return toy.events(method, toy.Tiny(), folder, steps, **changes)
 
 
-def labelled(case: object) -> str:
-    """Return the name of a case."""
-    return str(case).replace(" ", "") if isinstance(case, dict) else str(case)
+FULL_BUFFERS = [  # of the usual run: each way to remember
+    *("pca_km_hc", "fesem num_clusters=2", "emdcfl looks=seen epsilon=0.5", "oracle", "cfl max_age=1"),
+    "ucfl max_age=None",
+]
 
 
-@pytest.mark.parametrize(("name", "options"), REMEMBERING, ids=labelled)
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_a_barrier_is_synchronous_rounds_bit_for_bit(name, options, participation, tmp_path):
+def named(case: tuple[str, Mapping[str, Any]] | float) -> str:
+    """Return the name of a case, on one line."""
+    return cases.named(case) if isinstance(case, tuple) else str(case)
+
+
+@pytest.mark.parametrize(("case", "participation"), covering(REMEMBERING, [1.0, 0.5], ids=named))
+def test_a_barrier_is_synchronous_rounds_bit_for_bit(case, participation, tmp_path):
     rounds, barrier = (
-        run(name, options, tmp_path / str(i), policy=policy, participation=participation)
+        run(*case, tmp_path / str(i), policy=policy, participation=participation)
         for i, policy in enumerate((Synchronous(), Barrier()))
     )
     toy.same(toy.state_of(rounds.server), toy.state_of(barrier.server))
@@ -79,11 +85,11 @@ def test_a_barrier_is_synchronous_rounds_bit_for_bit(name, options, participatio
         assert rounds.server_step.ledger.total(way) == barrier.server_step.ledger.total(way)
 
 
-@pytest.mark.parametrize(("name", "options"), REMEMBERING, ids=labelled)
-def test_equal_delays_and_a_full_buffer_are_rounds(name, options, tmp_path):
+@pytest.mark.parametrize("case", mostly_nightly(REMEMBERING, FULL_BUFFERS, named))
+def test_equal_delays_and_a_full_buffer_are_rounds(case, tmp_path):
     same = {"delay": Constant(1.0)}
-    rounds = run(name, options, tmp_path / "r", policy=Synchronous(), **same)
-    buffer = run(name, options, tmp_path / "b", policy=Buffer(size=6), **same)
+    rounds = run(*case, tmp_path / "r", policy=Synchronous(), **same)
+    buffer = run(*case, tmp_path / "b", policy=Buffer(size=6), **same)
     toy.same(toy.state_of(rounds.server), toy.state_of(buffer.server))
 
 

@@ -9,6 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from support import toy
 from support.cases import OPTIONS
+from support.nightly import covering, mostly_nightly
 from support.runs import CONFIG
 
 from mpifl import cli
@@ -184,11 +185,12 @@ def statistics_of(done: toy.Run) -> dict[int, int]:
     return {step: count for step, count in found.items() if step}
 
 
-@pytest.mark.parametrize("name", TAKING)
-@pytest.mark.parametrize("late", [Newcomers(), Newcomers(groups=(1,), joins=3)], ids=["all", "late"])
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+LATE = {"all": Newcomers(), "late": Newcomers(groups=(1,), joins=3)}
+
+
+@pytest.mark.parametrize(("name", "late", "participation"), covering(TAKING, [*LATE], [1.0, 0.5]))
 def test_statistics_under_a_barrier_are_those_of_rounds(name, late, participation, plane, tmp_path):
-    common = {"recluster": Recluster(every=2), "newcomers": late, "participation": participation}
+    common = {"recluster": Recluster(every=2), "newcomers": LATE[late], "participation": participation}
     rounds, barrier = (
         again(name, tmp_path / str(i), policy=policy, **common)
         for i, policy in enumerate((Synchronous(), Barrier()))
@@ -199,7 +201,7 @@ def test_statistics_under_a_barrier_are_those_of_rounds(name, late, participatio
         assert rounds.server_step.ledger.total(way) == barrier.server_step.ledger.total(way)
 
 
-@pytest.mark.parametrize("name", TAKING)
+@pytest.mark.parametrize("name", mostly_nightly(TAKING, ["pacfl", "ucfl"]))
 def test_statistics_with_equal_delays_and_a_full_buffer_are_those_of_rounds(name, plane, tmp_path):
     common = {"recluster": Recluster(every=2), "delay": Constant(1.0)}
     rounds, buffer = (
@@ -254,15 +256,17 @@ def test_statistics_are_taken_again_after_so_many_visits(policy, tmp_path):
     assert sum(statistics_of(done).values()) == sum(max(0, (n - 1) // 2) for n in begun.tolist())
 
 
-@pytest.mark.parametrize("policy", [Barrier(), Buffer(size=6)], ids=["barrier", "buffer"])
-@pytest.mark.parametrize("looks", ["once", "together", "seen"])
+POLICIES = {"barrier": Barrier(), "buffer": Buffer(size=6)}
+
+
+@pytest.mark.parametrize(("policy", "looks"), covering([*POLICIES], ["once", "together", "seen"]))
 def test_clients_look_at_each_other_again_in_the_steps_of_rounds(policy, looks, tmp_path):
     """All six clients look in round 1 and, all distances being due, in round 4: twice as many questions."""
     method = EMDCFL(epsilon=0.5, looks=looks)
     common = {"recluster": Recluster(at=(4,)), "delay": Constant(1.0)}
     rounds, other = (
         toy.events(method, toy.Tiny(), tmp_path / str(i), 5, policy=policy, **common)
-        for i, policy in enumerate((Synchronous(), policy))
+        for i, policy in enumerate((Synchronous(), POLICIES[policy]))
     )
     toy.same(toy.state_of(rounds.server), toy.state_of(other.server))
     for done in (rounds, other):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support import toy
 from support.cases import OPTIONS
+from support.nightly import mostly_nightly
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.comm.single import Single
@@ -19,7 +20,7 @@ from mpifl.simulation.policies import EveryArrival
 TOGETHER = ("fedavg", "fedprox", "scaffold", "ditto", "fedrep", "fedcuau", "fedem", "pfedme", "emdcfl", "cfl")
 
 
-@pytest.mark.parametrize("name", TOGETHER)
+@pytest.mark.parametrize("name", mostly_nightly(TOGETHER, ["scaffold", "fedrep", "fedem", "emdcfl"]))
 def test_a_method_finds_stacked_what_it_finds_alone(name, tmp_path):
     found = []
     for stack in (1, 4):

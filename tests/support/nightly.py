@@ -7,8 +7,10 @@ import os
 import subprocess
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import product
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 
@@ -45,6 +47,54 @@ def name_of(item: pytest.Item) -> str:
     if call is not None and wide:
         return f"{name.split('::')[0]}::{[call.params[arg] for arg in sorted(wide)]}"
     return name.split("[")[0]
+
+
+def mostly_nightly(
+    cases: Iterable[Any], usual: Collection[Any], name: Callable[[Any], str] | None = None
+) -> list[Any]:
+    """Return cases for `parametrize`: those of `usual` run always, each of the others on its own night.
+
+    Args:
+        cases: of one argument.
+        usual: cases, or their names.
+        name: of a case; its text by default.
+
+    Raises:
+        ValueError: what is usual is no case.
+    """
+    listed, name = [*cases], name or str
+    if unknown := [one for one in usual if one not in listed and one not in map(name, listed)]:
+        raise ValueError(f"no cases: {unknown}")
+    night = pytest.mark.nightly(spread=True)
+    return [
+        pytest.param(one, id=name(one), marks=[night] * (one not in usual and name(one) not in usual))
+        for one in listed
+    ]
+
+
+def covering(*lists: Sequence[Any], ids: Callable[[Any], str] = str) -> list[Any]:
+    """Return all combinations as cases of several arguments; the others than these few are nightly.
+
+    As many as the longest list has values run always, and each value of each list occurs in one of them (in
+    as many as there are places for).
+    """
+    most, usual = max(map(len, lists)), set[tuple[int, ...]]()
+    longest = max(range(len(lists)), key=lambda place: len(lists[place]))
+    for number in range(most):
+        stride, chosen = 1, []
+        for place, values in enumerate(lists):
+            chosen.append(number if place == longest else number // stride % len(values))
+            stride *= 1 if place == longest else len(values)
+        usual.add(tuple(chosen))
+    night = pytest.mark.nightly(spread=True)
+    return [
+        pytest.param(
+            *(values[i] for values, i in zip(lists, places, strict=True)),
+            id="-".join(ids(values[i]) for values, i in zip(lists, places, strict=True)),
+            marks=[night] * (places not in usual),
+        )
+        for places in product(*(range(len(values)) for values in lists))
+    ]
 
 
 def today() -> tuple[int, int]:

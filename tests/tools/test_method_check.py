@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from functools import partial
 
 import pytest
 
@@ -38,6 +39,7 @@ class Mine(Algorithm):
 """
 SOUND = "float(client.id + 1)"
 SHORT = ("--ranks", "1", "--rounds", "2")
+AT_NIGHT = partial(pytest.param, marks=pytest.mark.nightly(spread=True))
 NAMES = "Algorithm, PlainVisit, PlainVisits"
 
 
@@ -49,12 +51,17 @@ def tried(tmp_path, monkeypatch, capsys, weight: str, *words: str) -> tuple[int,
     return code, capsys.readouterr().out.splitlines()
 
 
-def test_a_sound_method_passes(tmp_path, monkeypatch, capsys):
-    code, lines = tried(tmp_path, monkeypatch, capsys, SOUND, "--ranks", "2", "--rounds", "2")
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_a_sound_method_passes(ranks, tmp_path, monkeypatch, capsys):
+    """It has one row, and hears nothing of rows."""
+    code, lines = tried(tmp_path, monkeypatch, capsys, SOUND, "--ranks", str(ranks), "--rounds", "2")
     assert code == 0
     assert lines[0] == "mine.py:Mine in 2 server steps with 6 clients"
-    assert [line[:5] for line in lines[1:]] == ["ok   "] * 8
-    assert "ok   2 ranks: the same digest and bytes" in lines
+    (over,) = (line for line in lines if "ranks: " in line)
+    assert [line[:5] for line in lines[1:] if line != over] == ["ok   "] * 7
+    told = {1: "note over several ranks: not tried (--ranks 1)", 2: "ok   2 ranks: the same digest and bytes"}
+    assert over == told[ranks]
+    assert not any("rows of table" in line for line in lines)
 
 
 TWO_ROWS = """
@@ -83,15 +90,10 @@ def test_a_row_that_no_client_reads_is_said_and_is_no_failure(labels, said, tmp_
     head = head.replace("import numpy as np", "import numpy as np\nimport torch")
     head = head.replace("import Algorithm", "import Algorithm, Server")
     monkeypatch.setitem(globals(), "HEAD", head + TWO_ROWS.replace("LABELS", f"({labels})"))
-    code, lines = tried(tmp_path, monkeypatch, capsys, SOUND)
+    code, lines = tried(tmp_path, monkeypatch, capsys, SOUND, *SHORT)
     assert code == 0
     assert said in lines
     assert len([line for line in lines if "rows of table" in line]) == 1
-
-
-def test_a_method_of_one_row_hears_nothing_of_rows(tmp_path, monkeypatch, capsys):
-    _, lines = tried(tmp_path, monkeypatch, capsys, SOUND)
-    assert not any("rows of table" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ PLAIN = """
 
 
 @pytest.mark.skipif(not bindings.TRAINING_AVAILABLE, reason="the kernels are there")
-@pytest.mark.parametrize(("mu", "passed"), [("0.5", True), ("0.4", False), ("None", False)])
+@pytest.mark.parametrize(("mu", "passed"), [("0.5", True), ("0.4", False), AT_NIGHT("None", False)])
 def test_a_plain_visit_that_is_no_local_update_is_found(mu, passed, tmp_path, monkeypatch, capsys):
     text = HEAD[: HEAD.index("    def local_update")] + PLAIN.replace("MU", mu)
     text = text.replace("(Algorithm)", "(PlainVisits, Algorithm)").replace(
@@ -234,7 +236,11 @@ DOWN = """
 
 @pytest.mark.parametrize(
     ("declared", "code", "line"),
-    [("trains_once = True", 0, "ok   computation: "), ("trains_once = False", 0, ""), ("PASSES", 1, "FAIL")],
+    [
+        ("trains_once = True", 0, "ok   computation: "),
+        AT_NIGHT("trains_once = False", 0, ""),
+        ("PASSES", 1, "FAIL"),
+    ],
 )
 def test_what_a_visit_is_declared_to_ask_for_is_compared(declared, code, line, tmp_path, monkeypatch, capsys):
     asks = "def visit_passes(self, held, problem):\n        from mpifl.core.computation import Asked\n"
@@ -253,7 +259,7 @@ def test_what_a_visit_is_declared_to_ask_for_is_compared(declared, code, line, t
     [
         ("float(os.environ.get('RANKS', 3)) + client.id", "", "FAIL 2 ranks: another digest"),
         (f"[{SOUND}] * int(os.environ.get('RANKS', 1))", "", "FAIL 2 ranks: another federation_bytes_up"),
-        (SOUND, DOWN, "FAIL 2 ranks: another federation_bytes_down"),
+        AT_NIGHT(SOUND, DOWN, "FAIL 2 ranks: another federation_bytes_down"),
         ("1 / ('RANKS' not in os.environ)", "", "FAIL 2 ranks: exit code 1"),
     ],
     ids=["digest", "up", "down", "failure"],
@@ -345,11 +351,11 @@ GOOD = {"LR": "0.1", "LOSS": "context.loss(module, x, y, index)", "DIRECT": "con
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({}, ""),
         ({"DIRECT": "pass"}, "gives `direction`"),
         *(
-            pytest.param(*case, marks=pytest.mark.nightly)
+            AT_NIGHT(*case)
             for case in (
+                ({}, ""),
                 ({"LOSS": "torch.nn.functional.cross_entropy(module(x), y)"}, "gives `loss`"),
                 ({"LR": "0.1 / (1 + next(COUNTER))"}, "the same run again"),
                 ({"LR": "float('nan')"}, "a run"),

@@ -12,6 +12,7 @@ import pytest
 import torch
 from support import fake_device, toy
 from support.cases import CASES, OPTIONS, named
+from support.nightly import mostly_nightly
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -41,6 +42,11 @@ from mpifl.training.optimizer import fused_sgd
 META = torch.device("meta")  # a device without memory: where a tensor is said to be is all there is to it
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 TRIED = [case for case in CASES if case[1] == OPTIONS.get(case[0], {}) or "migration" in case[1]]
+FEW = [  # of the usual run: of each kind of hook and state; names as in `TRIED`
+    *(case for case in TRIED if case[0] in ("cfl", "fedclust", "ucfl", "flt", "feddrift", "ifca", "flexcfl")),
+    *("pacfl", "emdcfl", "fedccfa", "ccfl", "scaffold", "ditto", "apfl", "fedrep", "fedamp", "fedem"),
+    *("fedrc", "fedcuau", "fedfomo", "fedadam", "moon", "perfedavg", "hypcluster", "fedsac"),
+]
 TOGETHER = [name for name, cls in CATALOGUE.items() if not cls().needs.single_upload]
 
 
@@ -192,7 +198,7 @@ def test_ranks_share_a_quarter_of_what_is_free_on_their_gpus(monkeypatch):
 
 
 @pytest.mark.usefixtures("flat_plane")
-@pytest.mark.parametrize("case", TRIED, ids=named)
+@pytest.mark.parametrize("case", mostly_nightly(TRIED, FEW, named))
 def test_a_method_finds_on_a_fake_gpu_what_it_finds_on_a_cpu(case, tmp_path):
     """Nothing reads a device's memory as if it were main memory, or mixes the two; short visits will do."""
     name, options = case

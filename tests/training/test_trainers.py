@@ -13,7 +13,8 @@ import pytest
 import torch
 from sklearn.linear_model import SGDClassifier
 from support import toy
-from support.cases import PARAMS
+from support.cases import CASES, named
+from support.nightly import mostly_nightly
 from torch import nn
 from torch.testing import assert_close
 
@@ -35,6 +36,15 @@ from mpifl.training.tasks import Regression
 from mpifl.training.trainers.pytorch import Torch
 from mpifl.training.trainers.scikit import Sklearn
 
+FEW = [  # of the usual run: what methods ask of a trainer, in each way in which they do
+    *(
+        case
+        for case in CASES[: len(CATALOGUE)]
+        if case[0] in ("cfl", "flt", "ifca", "pfedme", "ucfl", "feddrift")
+    ),
+    *("fedavg", "fedprox", "scaffold", "ditto", "apfl", "fedrep", "fedbabu", "fedem", "fedcuau", "moon"),
+    *("perfedavg", "fedfomo", "fednova", "local", "emdcfl", "ccfl", "hypcluster", "fedrc"),
+]
 SHAPE, LOCAL = (1, 6, 6), LocalConfig(epochs=2, batch_size=7, lr=0.05, momentum=0.9, weight_decay=1e-3)
 
 
@@ -62,7 +72,7 @@ class Bare(Torch):
 
 
 @pytest.mark.usefixtures("flat_plane")
-@pytest.mark.parametrize("case", PARAMS)
+@pytest.mark.parametrize("case", mostly_nightly(CASES, FEW, named))
 def test_a_method_asks_a_trainer_for_no_more_than_it_declares_and_trains_as_in_the_own_loop(case, tmp_path):
     """A trainer that gives what is declared suffices; plain SGD of PyTorch gives the numbers of the loop."""
     name, options = case
