@@ -110,7 +110,10 @@ PROPERTIES: tuple[Callable[[toy.Run], None], ...] = (
 @pytest.mark.usefixtures("flat_plane")
 @pytest.mark.parametrize("case", PARAMS)
 def test_a_method_keeps_the_contract(case, untrained, tmp_path):
-    """Everyone takes part, then half of the clients; a failure names each property that is broken."""
+    """Everyone takes part, then half of the clients; a failure names each property that is broken.
+
+    That two runs of one seed are one is part of `tests/mpi/test_catalogue.py`.
+    """
     broken = []
     for participation in (1.0, 0.5):
         done = three_steps(*case, tmp_path / f"{participation}", participation)
@@ -121,9 +124,6 @@ def test_a_method_keeps_the_contract(case, untrained, tmp_path):
                 broken.append(f"participation {participation}, {keeps.__name__}: {error}")
         if not done.scores["loss"].mean() < untrained:
             broken.append(f"participation {participation}: nothing is learned")
-    again, told = three_steps(*case, tmp_path / "again", 0.5), "two runs of one seed differ"
-    toy.same(toy.state_of(done.server), toy.state_of(again.server), told)
-    toy.same(dict(done.scores), dict(again.scores), told)
     assert not broken, "\n".join(broken)
 
 

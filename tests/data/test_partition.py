@@ -270,6 +270,7 @@ def test_exponential_sizes_are_those_of_flts_scenario_4(total, clients, x, low, 
     assert p90 is None or np.sort(sizes)[int(0.9 * clients)] == p90
 
 
+@pytest.mark.nightly
 def test_a_hundred_thousand_clients_start_within_ten_seconds_and_a_gigabyte(tmp_path):
     """A Dirichlet split of a million samples over 100,000 clients, in a fresh process, imports included.
 

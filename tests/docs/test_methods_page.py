@@ -38,8 +38,7 @@ QUICK = {  # what takes long in a method, and does not change a round's traffic
 
 
 USUAL = (  # one of each way to move models; all others, nightly
-    *("fedavg", "scaffold", "ifca", "fedem", "ucfl", "cflgp", "pfedgraph", "fedcuau"),
-    *("fedper", "fedbuff", "ccfl", "local"),
+    *("fedavg", "scaffold", "ifca", "ucfl", "fedcuau", "fedbuff", "local"),
 )
 
 

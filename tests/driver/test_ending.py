@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from support.nightly import covering
 from support.refusal import refusal_of
 from support.runs import CONFIG
 
@@ -67,8 +68,7 @@ class Asks:
         self.told.append(("on_end", run.summary["rounds"]))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("kind", "rule"), covering([*KINDS], [*RULES]))
 def test_a_run_ends_where_its_rule_says_and_is_the_run_of_so_many_rounds(tmp_path, kind, rule):
     """Interrupted, it ends at the same step, also where the checkpoint is beyond the best evaluation."""
     run = tiny(tmp_path, "one", stop=RULES[rule], **KINDS[kind])

@@ -113,4 +113,4 @@ def launch_all(
         for plan, words in jobs
     ]
     env = toy.PYTHONPATH | options.pop("env", {})
-    return mpirun(ranks, VICTIM, json.dumps(asked), env=env, timeout=300, fresh=True, **options)
+    return mpirun(ranks, VICTIM, json.dumps(asked), env=env, timeout=300, **{"fresh": True} | options)

@@ -68,7 +68,7 @@ def test_runs_outlive_their_workers(whole, mpirun, tmp_path):
     ]
     for name in FEW:
         whole(name)
-    end = deaths.launch_all(mpirun, 6, jobs, launcher=deaths.ULFM)
+    end = deaths.launch_all(mpirun, 6, jobs, launcher=deaths.ULFM, fresh=False)
     if not has_ulfm(end.stderr):
         pytest.skip("this MPI has no fault tolerance (Open MPI has)")
     assert end.returncode == 0, end.stderr

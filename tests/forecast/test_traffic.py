@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support import fake_device, toy
 from support.cases import OPTIONS
+from support.nightly import mostly_nightly
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.algorithms.fedavg import FedAvg
@@ -54,7 +55,13 @@ def sent_by(method: Algorithm, folder, **changes) -> tuple[int, int]:
     return done.server_step.ledger.total("down"), done.server_step.ledger.total("up")
 
 
-@pytest.mark.parametrize("name", METHODS)
+FEW = (  # of the usual run: of each way to move models; all others, nightly
+    *("fedavg", "scaffold", "ifca", "fedem", "ucfl", "cflgp", "pfedgraph", "fedcuau", "emdcfl", "pacfl"),
+    *("fedper", "fedfomo", "feddrift", "flt", "fedccfa", "csafl"),
+)
+
+
+@pytest.mark.parametrize("name", mostly_nightly(METHODS, FEW))
 def test_the_ledger_holds_what_was_foretold(name, tmp_path):
     said = foretold(name, participation=0.5)
     found = sent(name, tmp_path, participation=0.5)
@@ -261,11 +268,12 @@ def test_a_finished_run_is_not_lost_for_want_of_a_forecast(tmp_path):
 
 
 UNCOMPRESSED = {"cflgp", "local"}  # profiles cannot be worked out of what arrives; Local sends nothing
+SOME_NIGHT = pytest.mark.nightly(spread=True)
 ALSO_CODED = ("fedavg", "scaffold", "ditto", "fedem")  # usually; all others, nightly
 KEPT = [
-    *((name, {}) for name in METHODS),
+    *(pytest.param(name, {}, marks=[SOME_NIGHT] * (name not in (*FEW, *ALSO_CODED))) for name in METHODS),
     *(
-        pytest.param(name, {"payload": TOP_K}, marks=[pytest.mark.nightly] * (name not in ALSO_CODED))
+        pytest.param(name, {"payload": TOP_K}, marks=[SOME_NIGHT] * (name not in ALSO_CODED))
         for name in METHODS
         if name not in UNCOMPRESSED
     ),

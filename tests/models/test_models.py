@@ -59,8 +59,7 @@ def build(name, shape=GREY, num_classes=10, seed=0, **options):
         return MODELS[name](**options).build(shape, num_classes)
 
 
-@for_each(("name", "options", "shape", "classes", "count", "width"), COUNTS)
-def test_parameters_and_embedding_are_those_of_the_paper(name, options, shape, classes, count, width):
+def parameters_and_embedding_are_those_of_the_paper(name, options, shape, classes, count, width):
     with torch.device("meta"):  # shapes only: no memory, no arithmetic
         model = MODELS[name](**options).build(shape, classes)
         x = torch.zeros(2, *shape)
@@ -68,6 +67,18 @@ def test_parameters_and_embedding_are_those_of_the_paper(name, options, shape, c
         assert model.embed(x).shape == (2, width)
         assert model(x).shape == (2, classes)
         assert model.head.weight.shape == (classes, width)
+
+
+COUNTED = ("name", "options", "shape", "classes", "count", "width")
+test_parameters_and_embedding_are_those_of_the_paper = for_each(
+    COUNTED, [case for case in COUNTS if case[2] != LARGE or case[0] == "resnet18"]
+)(parameters_and_embedding_are_those_of_the_paper)
+
+
+@pytest.mark.nightly(spread=True)
+@pytest.mark.parametrize(COUNTED, [case for case in COUNTS if case[2] == LARGE])
+def test_so_are_those_of_large_networks(name, options, shape, classes, count, width):
+    parameters_and_embedding_are_those_of_the_paper(name, options, shape, classes, count, width)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 from numpy.testing import assert_array_equal
 from support import cases, toy
 from support.each import for_each
+from support.nightly import mostly_nightly
 from support.runs import CONFIG
 from torch.testing import assert_close
 
@@ -25,10 +26,11 @@ from mpifl.simulation.policies import Barrier, Buffer
 
 METHODS = {name: CATALOGUE[name](**cases.OPTIONS.get(name, {})) for name in CATALOGUE}
 AVERAGING = [n for n, a in METHODS.items() if a.needs.averages and not a.needs.new_rows and n != "flt"]
+FEW = ("fedavg", "scaffold", "ifca", "cfl", "fedem", "fedavgm", "fedper", "fedcuau", "fedbuff")  # usual
 OTHERS = [name for name, a in METHODS.items() if not a.needs.averages]
 
 
-@pytest.mark.parametrize("name", AVERAGING)
+@pytest.mark.parametrize("name", mostly_nightly(AVERAGING, FEW))
 def test_a_bound_that_nothing_reaches_leaves_every_method_as_it_is(name, tmp_path):
     policy = {"policy": Buffer(size=3)} if name == "fedbuff" else {}
     walk = toy.events if policy else toy.run

@@ -397,19 +397,14 @@ def test_the_replay_of_a_wall_clock_run_is_that_run(name, policy, steps, tmp_pat
     assert len(virtual.servers) == len(real.servers)
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        EveryArrival(),
-        Buffer(size=3),
-        Buffer(size=6),
-        Barrier(),
-        Waves(size=3),
-        ClientDecides(),
-        DrawnStaleness(most=2),
-    ],
-)
-@pytest.mark.parametrize("delay", [SLOW, Constant(), Constant(0.0)], ids=["slow", "equal", "none"])
+REPLAYED = [
+    *(EveryArrival(), Buffer(size=3), Buffer(size=6), Barrier(), Waves(size=3), ClientDecides()),
+    DrawnStaleness(most=2),
+]
+DELAYS = [SLOW, Constant(), Constant(0.0)]
+
+
+@pytest.mark.parametrize(("policy", "delay"), covering(REPLAYED, DELAYS, ids=repr))
 def test_the_replay_of_a_virtual_run_is_that_run(policy, delay, tmp_path):
     """Ties too: with equal delays all arrive at the same instant before anyone starts; without, all at 0."""
     delay = delay if policy.in_seconds else Constant()

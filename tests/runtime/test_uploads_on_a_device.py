@@ -13,6 +13,7 @@ import torch
 from support import fake_device, toy
 from support.cases import OPTIONS
 from support.fake_device import DEVICE
+from support.nightly import mostly_nightly
 from torch.testing import assert_close
 
 from mpifl.aggregation import mixer as mix
@@ -51,7 +52,7 @@ def run(name: str, folder: Path, room: int, **changes) -> toy.Run:
         return toy.run(method, toy.Tiny(), folder, steps=2, evaluate=False, local=LOCAL, **changes)
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", mostly_nightly(FORMS, ["fedavg", "fedem", "cfl", "flexcfl"]))
 def test_uploads_give_the_same_bits_wherever_they_are(name, tmp_path, kept):
     found = {}
     for room in (0, 3000, 1 << 40):  # none may stay, some, all

@@ -271,7 +271,7 @@ def test_counting_a_visit_costs_less_than_two_microseconds(tmp_path):
 
 def lines_of(ranks: int | None, folder: Path) -> list[str]:
     """Return the lines of a run with one long round, told of every 0.05 s."""
-    slow = ["--local.epochs", "10", "--rounds", "1", "--system.kernels", "false", "--local.batch_size", "8"]
+    slow = ["--local.epochs", "6", "--rounds", "1", "--system.kernels", "false", "--local.batch_size", "8"]
     place = ["--output.folder", str(folder), "--data.cache", str(folder / "cache")]
     command = [sys.executable, "-m", "mpifl", "run", str(CONFIG), *slow, *place]
     if ranks is not None:

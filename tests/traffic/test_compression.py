@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from support import byhand, toy
+from support.nightly import mostly_nightly
 from torch.testing import assert_close
 
 from mpifl.aggregation.client_store import ClientStore
@@ -131,7 +132,10 @@ def test_errors_fed_back_make_up_for_what_was_left_out(tmp_path):
     assert loss < 0.05
 
 
-@pytest.mark.parametrize("name", ["ifca", "fedem", "scaffold", "fedper", "ucfl", "emdcfl", "cfl"])
+SENT = ("ifca", "fedem", "scaffold", "fedper", "ucfl", "emdcfl", "cfl")
+
+
+@pytest.mark.parametrize("name", mostly_nightly(SENT, ["fedem", "fedper", "emdcfl", "cfl"]))
 def test_methods_run_under_compression(name, tmp_path):
     """Several rows downloaded, several vectors uploaded, parts, statistics, remembered uploads."""
     payload = Payload("float16", 4, TopK(0.2), error_feedback=True)
@@ -406,7 +410,7 @@ def test_downloaded_statistics_are_sent_whole(tmp_path):
     assert payload.sent(parts).row_bytes("model", 4, 3, True) == 3 * 16
 
 
-@pytest.mark.parametrize("name", ["ifca", "fedem", "scaffold", "fedper", "ucfl", "emdcfl", "cfl"])
+@pytest.mark.parametrize("name", mostly_nightly(SENT, ["ifca", "scaffold", "emdcfl"]))
 def test_methods_run_with_compressed_downloads(name, tmp_path):
     payload = Payload(header_bytes=4, compression=QSGD(), downloads=Int8())
     done = toy.run(CATALOGUE[name](), toy.Tiny(), tmp_path, 3, payload=payload)

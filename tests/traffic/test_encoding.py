@@ -9,6 +9,7 @@ import pytest
 import torch
 from support import toy
 from support.cases import OPTIONS
+from support.nightly import mostly_nightly
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -25,6 +26,10 @@ METHODS |= {
     "pfedgraph emdcfl": ("pfedgraph", {"variant": "emdcfl"}),
 }
 SEVERAL = [m for m, (name, _) in METHODS.items() if not CATALOGUE[name]().needs.single_upload]
+FEW = (  # of the usual run: what is uploaded in each form
+    *("fedavg", "scaffold", "ifca", "ifca gradient", "fedem", "ucfl", "cfl", "pacfl", "emdcfl", "flexcfl"),
+    *("cflgp", "fedper", "fedfomo", "fedccfa", "pfedme", "feddrift"),
+)
 SEVERAL.remove("flt")  # whose clients train as FedAvg's, after statistics that take long
 
 
@@ -47,7 +52,7 @@ def visits(method: str, folder: Path, **changes) -> list[tuple[Message, Report]]
     return seen
 
 
-@pytest.mark.parametrize("method", SEVERAL)
+@pytest.mark.parametrize("method", mostly_nightly(SEVERAL, FEW))
 def test_what_is_coded_of_an_upload_is_no_longer_than_the_upload(method, tmp_path):
     """A change that were taken for a model would be coded as its difference from that model."""
     for message, made in visits(method, tmp_path):
