@@ -271,6 +271,51 @@ def test_identical_rows_form_one_cluster():
     assert_allclose(choice.centres, np.full((1, 3), 0.2))
 
 
+@pytest.mark.parametrize(
+    ("groups", "labels"),
+    [
+        ([[0], [1, 2, 3, 4]], [0, 0, 1, 1, 1]),
+        ([[1, 2, 3, 4], [0]], [1, 1, 0, 0, 0]),
+        ([[0, 1], [4]], [0, 0, 0, 1, 1]),
+    ],
+)
+def test_k_means_of_products_by_hand(groups, labels):
+    """0, 1, 5, 7, 12 on a line. From 0 and 6.25, means of {0} and the rest: {0, 1}, {5, 7, 12}, which stay.
+
+    From 0.5 and 12: {0, 1, 5}, {7, 12}, whose means 2 and 9.5 keep them.
+    """
+    x = np.array([0.0, 1.0, 5.0, 7.0, 12.0])
+    members = np.array([np.isin(np.arange(5), group) for group in groups])
+    assert_array_equal(G.kmeans_of_gram(np.outer(x, x), 2, groups=members), labels)
+
+
+@pytest.mark.parametrize("kind", ["groups", "groups far from 0", "ties", "equal points", "none"])
+def test_products_alone_give_the_labels_of_principal_coordinates(kind):
+    """Also where rounding would decide, and scikit-learn does; most groups are found without it."""
+    r, undecided = np.random.default_rng(4), 0
+    for _ in range(40):
+        n, d, k = (int(r.integers(*span)) for span in ((4, 70), (2, 40), (1, 5)))
+        x = r.normal(size=(3, d))[r.integers(3, size=n)] + r.choice([0.01, 0.3, 1]) * r.normal(size=(n, d))
+        x = {
+            "groups": x,
+            "groups far from 0": x + 100 * r.normal(size=d),
+            "ties": np.round(x),
+            "equal points": x[r.integers(n, size=n)],
+            "none": np.eye(n),
+        }[kind]
+        gram, groups = x @ x.T, (r.integers(0, 2, (k, n)) > 0) | np.eye(k, n, dtype=bool)
+        centred = gram - gram.mean(0) - gram.mean(1)[:, None] + gram.mean()
+        points = G.principal_coordinates(centred, n)
+        means = np.stack([points[group].mean(0) for group in groups])
+        theirs = G.kmeans(points, k, init=means).labels
+        assert_array_equal(G.kmeans_of_gram(gram, k, groups=groups), theirs)
+        try:
+            assert_array_equal(G._lloyd(centred, groups, float(np.abs(gram).max())), theirs)
+        except G.Undecided:
+            undecided += 1
+    assert undecided < 20 if "groups" in kind else undecided > 0
+
+
 def test_principal_coordinates_equal_the_singular_value_decomposition_up_to_sign():
     profiles = np.random.default_rng(7).normal(size=(40, 6))
     left, _, _ = np.linalg.svd(profiles, full_matrices=False)

@@ -267,6 +267,7 @@ class Drawn:
         self.tree |= {"algorithm": self.random.choice(METHODS), "rounds": self.random.choice((6, 9))}
         self.tree["cohort_size"] = self.random.choice((2, 3, 4))
         self.tree["policy"] = self.policy()
+        self.some(0.15, newcomers=[{"share": 0.3, "joins": 2}, {"share": 0.3, "joins": 3}])
         self.split()
 
     def drifting(self) -> None:
@@ -289,8 +290,10 @@ class Drawn:
             drift = {"kind": self.random.choice(kinds), "at": [2], "gradual": self.random.choice((0, 1))}
             if self.chance(0.3):
                 drift |= {"at": [2, 3], "gradual": 0, "recurring": True}
+            elif self.chance(0.3):
+                drift = {"kind": drift["kind"], "at_s": [0.5, 2], "gradual_s": self.random.choice((0, 0.7))}
             self.tree["drift"] = drift
-        self.some(0.2, recluster=[{"at": [2]}, {"at": [2, 3]}, {"every": 2}])
+        self.some(0.2, recluster=[{"at": [2]}, {"at": [2, 3]}, {"every": 2}, {"visits": 1}, {"visits": 2}])
 
     def policy(self) -> Tree:
         """Return when an asynchronous server acts."""
