@@ -142,8 +142,8 @@ def test_no_two_modules_import_each_other():
 
 FILES_OF_A_ROUND, LINES_OF_A_ROUND = (
     43,
-    7690,
-)  # these may only fall; last raised for triggers by seconds and losses, and what clustering costs
+    7700,
+)  # these may only fall; last raised for what clustering costs, and checkpoints of other versions
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
     *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),

@@ -10,11 +10,16 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
+import torch
 
 from mpifl.core.errors import Stopped, UserError, require
 from mpifl.core.files import try_lock, write_json
@@ -22,6 +27,7 @@ from mpifl.results import checkpoint_files, run_folder
 from mpifl.results.identity import CODES, EARLIER, differences, resumed
 from mpifl.results.recorder import Recorder
 from mpifl.runtime.run_state import SAVE, STOP, Checkpointer, FileSums, Saved
+from mpifl.runtime.server_step import ServerStep
 from mpifl.supervision.logging import warn
 from mpifl.supervision.signals import Signals
 
@@ -63,9 +69,12 @@ class Checkpoints(Checkpointer):
         self.run_folder, self.signals, self.say = folder, signals, say
         self.every, self.minutes, self.keep = every, minutes, keep
         self.recorder, self.about = recorder, dict(about)
+        self._now: Mapping[str, Any] = self.about.get("surroundings", {})  # of this process
         self.written, self.tried, self.since = 0, 0, time.monotonic()
         self._lock = lock
         self._held: FileSums = {}
+        self._layout = {} if recorder is None else layout_of(recorder.state_dict(), "recorder")
+        self._then: Mapping[str, Any] = {}  # `about` of the checkpoint that the run goes on from
         tables = () if recorder is None else (recorder.events, recorder.updates, recorder.assignments)
         self._tables = [checkpoint_files.TableSum(table) for table in tables]
 
@@ -113,8 +122,8 @@ class Checkpoints(Checkpointer):
             check: called with the step and `about` of the checkpoint; refuses to go on from it.
 
         Raises:
-            UserError: there is no checkpoint, all are damaged, or another process holds the run; or from
-                `check`.
+            UserError: there is no checkpoint, all are damaged, another version wrote it, or another process
+                holds the run; or from `check`.
         """
         self._lock = self._lock or locked(self.run_folder)
         checkpoint_files.remove_partial(self.folder)
@@ -123,6 +132,8 @@ class Checkpoints(Checkpointer):
         except checkpoint_files.Damaged as error:
             remedy = f"{error}: remove {self.folder} to begin again"
             raise UserError("RUN", str(self.run_folder), remedy) from error
+        except checkpoint_files.OtherForm as error:
+            raise self._refusal(str(error)) from error
         if content is None:
             remedy = "it has written no checkpoint; --from-start begins it again and drops what is there"
             require(from_start, "RUN", str(self.run_folder), remedy)
@@ -132,7 +143,17 @@ class Checkpoints(Checkpointer):
             for each in self._tables:
                 each.table.path.unlink(missing_ok=True)
             return None
-        check(content.step, content.about)
+        self._then = content.about
+        with self.restoring():
+            check(content.step, content.about)
+            self._check_layout()
+            self._take(content)
+            values = dict(content.values["engine"])
+        kept = partial(OfOtherCode, self._refusal) if self._other_code else dict
+        return Saved(content.step, dict(content.tensors), dict(content.arrays), values, kept)
+
+    def _take(self, content: checkpoint_files.Content) -> None:
+        """Restore the tables of the run folder, and say what was different."""
         then, now = content.about["surroundings"], self.about["surroundings"]
         self.about["surroundings"] = resumed(then, now, content.step)
         for name in differences(then, now):
@@ -145,8 +166,66 @@ class Checkpoints(Checkpointer):
         assert self.recorder is not None
         self.recorder.load_state_dict(content.values["recorder"], content.metrics, content.events[0])
         warn(f"going on after step {content.step}")
-        values = dict(content.values["engine"])
-        return Saved(content.step, dict(content.tensors), dict(content.arrays), values)
+
+    # -- checkpoints of other versions -------------------------------------------------------------------
+
+    def begins(self, server_step: ServerStep, values: Mapping[str, Any]) -> None:
+        """Take note of the layout of the state, and compare it with that of the checkpoint."""
+        state = Saved(0, values=dict(values))
+        state.put_step_state(server_step)
+        self._layout |= layout_of(state, "engine")
+        self._check_layout()
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Raise `UserError` for what goes wrong in restoring a checkpoint that other code has written."""
+        try:
+            yield
+        except UserError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            if not self._other_code:
+                raise
+            raise self._refusal(f"{type(error).__name__}: {error}") from error
+
+    @property
+    def _other_code(self) -> bool:
+        """Whether other code wrote the checkpoint: mpifl's, the user's, or that of plug-ins."""
+        then, now = self._then.get("surroundings", {}), self._now
+        return any(then.get(name) != now.get(name) for name in CODES)
+
+    def _check_layout(self) -> None:
+        """Raise `UserError` if other code wrote the checkpoint, with a layout that differs from that of now.
+
+        Only parts that are known by now are compared, first those of the recorder. A checkpoint without a
+        layout is tried.
+        """
+        then = self._then.get("layout")
+        if not isinstance(then, Mapping) or not self._other_code:
+            return
+        whole = {name.partition("/")[0] for name in self._layout}
+        was = {name: kind for name, kind in then.items() if name.partition("/")[0] in whole}
+        names = [n for n in dict.fromkeys((*self._layout, *was)) if self._layout.get(n) != was.get(n)]
+        if names:
+            name, more = names[0], f", and {len(names) - 1} more" if names[1:] else ""
+            kinds = was.get(name, "not there"), self._layout.get(name, "not there")
+            raise self._refusal(f"{name} was {kinds[0]} and is {kinds[1]}{more}")
+
+    def _refusal(self, what: str) -> UserError:
+        """Return the error for a checkpoint of another version.
+
+        Args:
+            what: the first difference that was found.
+        """
+        then = self._then.get("surroundings", {})
+        was = self._then.get("version") or then.get("mpifl") or "unknown"
+        codes = [f" (code {found['code']})" if "code" in found else "" for found in (then, self._now)]
+        now = f"mpifl {self.about.get('version')}{codes[1]}"
+        remedy = (
+            f"its checkpoint was written by mpifl {was}{codes[0]}, which keeps other state than this one, "
+        )
+        remedy += f"{now}: {what}; resume with that version, "
+        return UserError("RUN", str(self.run_folder), remedy + "or start anew with another output.id")
 
     # -- during the run ----------------------------------------------------------------------------------
 
@@ -179,7 +258,7 @@ class Checkpoints(Checkpointer):
             metrics=metrics.read_bytes() if metrics.exists() else b"",
             events=tables.pop("events.csv"),
             clients=files,
-            about=self.about,
+            about={**self.about, "layout": self._layout},
             tables=tables,
         )
         path = checkpoint_files.write(self.folder, content)
@@ -211,6 +290,40 @@ class Checkpoints(Checkpointer):
     def remove(self) -> None:
         """Remove all checkpoints: the run is complete."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def layout_of(state: Any, name: str) -> dict[str, str]:
+    """Return the kind of each part of a state, by its name: its type; of arrays also the number of axes.
+
+    Of the state before the first step, the layout depends on mpifl and on the configuration only. So two
+    versions that keep other state between steps have other layouts.
+
+    Args:
+        state: a `Saved`, or nested mappings of arrays, tensors and values that JSON can hold; a dataclass
+            stands for its fields, where a list holds its objects.
+        name: name of the whole, before that of each part.
+    """
+    if isinstance(state, Saved):
+        state = {"tensors": state.tensors, "arrays": state.arrays, "values": state.values}
+    if isinstance(state, Mapping):
+        parts = (layout_of(part, f"{name}/{key}") for key, part in state.items())
+        return {f"{name}/": "mapping"} | {key: kind for part in parts for key, kind in part.items()}
+    if isinstance(state, type) and is_dataclass(state):
+        return {f"{name}/{each.name}": str(each.type) for each in fields(state)}
+    if isinstance(state, (np.ndarray, torch.Tensor)):
+        return {name: f"{str(state.dtype).removeprefix('torch.')}[{state.ndim}]"}
+    return {name: type(state).__name__}
+
+
+class OfOtherCode(dict[str, Any]):
+    """The state of a method as other code wrote it, until the first step: what is missing is refused."""
+
+    def __init__(self, refusal: Callable[[str], UserError], entries: Mapping[str, Any]) -> None:
+        super().__init__(entries)
+        self._refusal = refusal
+
+    def __missing__(self, name: str) -> Any:
+        raise self._refusal(f"the method's {name!r} is not there")
 
 
 def locked(folder: Path) -> IO[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.textfiles import flat
+from mpifl.core.version import in_use
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config
 from mpifl.results.identity import OF_A_MACHINE, SAME
@@ -33,6 +34,7 @@ def about(config: Config, identity: Mapping[str, Any], data: Mapping[str, str], 
     digest = hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()
     output = {key: value for key, value in flat({"output": vars(config.output)}) if key in EACH_ROUND}
     out = {"config": digest, "surroundings": dict(identity), "data": dict(data), "start": start}
+    out["version"] = in_use()
     return {**out, "output": output, "files": loader.sums_of(config)}
 
 

@@ -120,7 +120,8 @@ def run(
             begin = partial(go_on, checkpoints, config, from_start, rules) if resumed else checkpoints.create
             saved = on_server(transport, begin, everywhere=False)
             observed.start(checkpoints.run_id if transport.is_server else "", resumed is not None, saved)
-            elapsed = start - seconds_before(saved)
+            with checkpoints.restoring():
+                elapsed = start - seconds_before(saved)
             fault = train(
                 context, checkpoints, recorder, saved, progress, observed, rules, elapsed, beginning
             )

@@ -41,6 +41,10 @@ class Damaged(Exception):
     """A checkpoint differs from what was written."""
 
 
+class OtherForm(Exception):
+    """A checkpoint is as it was written, in a form that this version does not read."""
+
+
 @dataclass(frozen=True)
 class Content:
     """The content of a checkpoint.
@@ -221,6 +225,7 @@ def latest(folder: Path, run: str, say: Callable[[str], None]) -> Content | None
 
     Raises:
         Damaged: there are checkpoints, but all are damaged.
+        OtherForm: the newest one that is not has another form than this version reads.
     """
     found = steps(folder)
     for step in found:
@@ -243,6 +248,7 @@ def read(folder: Path, step: int, run: str) -> Content:
 
     Raises:
         Damaged: a file is missing or altered, or the checkpoint belongs to another run or step.
+        OtherForm: it has another form than this version reads.
     """
     path = path_of(folder, step)
     try:
@@ -271,6 +277,8 @@ def read(folder: Path, step: int, run: str) -> Content:
         )
     except OSError as error:
         raise Damaged(f"{error.filename}: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError) as error:  # its manifest is as it was written
+        raise OtherForm(f"{type(error).__name__}: {error}") from error
 
 
 def _manifest(path: Path, step: int, run: str) -> dict[str, Any]:

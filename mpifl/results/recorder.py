@@ -431,8 +431,9 @@ class Recorder:
 
     def write_arrivals(self) -> None:
         """Write the buffered rows of `events.csv`."""
-        self.events.append(*self._arrivals)
-        self._arrivals = []
+        if self._arrivals:
+            self.events.append(*self._arrivals)
+            self._arrivals = []
 
     def close(
         self,

@@ -319,6 +319,7 @@ class AsynchronousEngine(Engine):
         if not server_step.transport.is_server:
             self._worker_loop()
             return None
+        self.checkpointer.begins(server_step, {**self._values(), "visits": Visit})
         pool = RecoveringPool(
             server_step.transport,
             self._work,
@@ -355,7 +356,8 @@ class AsynchronousEngine(Engine):
             with self.server_step.watch("collect"):
                 self._take_statistics(pool)
             return server
-        restored = self._restore(saved)
+        with self.checkpointer.restoring():
+            restored = self._restore(saved)
         self._on_all(pool, "restore", lambda: self.server_step.distribute(restored))
         return restored
 
@@ -462,7 +464,7 @@ class AsynchronousEngine(Engine):
         if saved is None:
             self.clock.start()
         else:
-            with self.server_step.watch("select"):
+            with self.server_step.watch("select"), self.checkpointer.restoring():
                 self._restore_visits(saved, pool)
         server = self._fill(server, pool)
         over = server.version >= self.num_steps
@@ -893,8 +895,14 @@ class AsynchronousEngine(Engine):
         older = [s for version, s in sorted(self.servers.items()) if version != server.version]
         for i, s in enumerate(older):
             saved.put_server(f"older/{i}", s, s.tables)
-        saved.values |= {
-            "older": len(older),
+        saved.values |= {"older": len(older), **self._values()}
+        if self.kept is not None:
+            self.kept.put(saved)
+        self._put_visits(saved, pool)
+        return saved
+
+    def _values(self) -> dict[str, Any]:
+        values = {
             "number": self.dispatcher.num_started,
             "clock": self.clock.state_dict(),
             "tally": self.stats.state_dict(),
@@ -905,12 +913,7 @@ class AsynchronousEngine(Engine):
             "upload_sizes": self.upload_sizes.state_dict(),
             "owed": [[k, *owed] for k, owed in self.owed.items()],
         }
-        if self.dispatcher.tick < inf:
-            saved.values["tick"] = self.dispatcher.tick
-        if self.kept is not None:
-            self.kept.put(saved)
-        self._put_visits(saved, pool)
-        return saved
+        return values | ({"tick": self.dispatcher.tick} if self.dispatcher.tick < inf else {})
 
     def _put_visits(self, saved: Saved, pool: RecoveringPool) -> None:
         """Add the visits under way and the rows they have read, storing shared rows once."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,14 @@ class Saved:
         tensors: rows of tables, and rows that visits under way have read.
         arrays: small arrays, of numbers or short strings.
         values: values that JSON can hold.
+        kept: entries of the method's state -> the mapping of them that the server gets.
     """
 
     step: int
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
+    kept: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = dict
 
     def put_arrays(self, prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Add arrays under a prefix."""
@@ -72,7 +75,7 @@ class Saved:
         return Server(
             tables={name: aligned(self.tensors[f"{prefix}/{name}"]) for name in about["tables"]},
             assign=self.arrays[f"{prefix}/assign"],
-            algorithm_state={name: self.arrays[f"{prefix}/memo/{name}"] for name in about["memo"]},
+            algorithm_state=self.kept({n: self.arrays[f"{prefix}/memo/{n}"] for n in about["memo"]}),
             version=about["version"],
         )
 
@@ -93,6 +96,25 @@ class Saved:
 
 class Checkpointer(ABC):
     """Decides when to write a checkpoint, and writes it."""
+
+    @abstractmethod
+    def begins(self, server_step: ServerStep, values: Mapping[str, Any]) -> None:
+        """Take note of the layout of the state before the first step, or before it is restored; on rank 0.
+
+        Args:
+            server_step: takes the steps.
+            values: the engine's values; a dataclass stands for a list of its objects.
+
+        Raises:
+            UserError: the run goes on from a checkpoint that other code wrote, in another layout.
+        """
+
+    def restoring(self) -> AbstractContextManager[None]:
+        """Return a context in which a state is restored; on rank 0.
+
+        What goes wrong there with a checkpoint of another version is raised as `UserError`.
+        """
+        return nullcontext()
 
     @abstractmethod
     def due(self, step: int) -> str:
@@ -130,6 +152,9 @@ class NoCheckpoints(Checkpointer):
     """Writes no checkpoints."""
 
     clients, held = Path(), {}
+
+    def begins(self, server_step: ServerStep, values: Mapping[str, Any]) -> None:
+        """Do nothing."""
 
     def due(self, step: int) -> str:
         """Return nothing."""

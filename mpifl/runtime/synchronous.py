@@ -100,6 +100,7 @@ class SynchronousEngine(Engine):
         if not server_step.transport.is_server:
             command_loop(server_step, self.execute)
             return None
+        self.checkpointer.begins(server_step, self._values())
         self._command("begin" if saved is None else "restore")
         assert self.server is not None
         if self.evaluation.first and saved is None:
@@ -175,15 +176,18 @@ class SynchronousEngine(Engine):
         """Return the engine's part of the state, on rank 0."""
         if self.server is None:
             return None
-        values = {"seconds": perf_counter() - self._start, **self.clock.state_dict()}
-        return Saved(self.server.version, values=values)
+        return Saved(self.server.version, values=self._values())
+
+    def _values(self) -> dict[str, Any]:
+        return {"seconds": perf_counter() - self._start, **self.clock.state_dict()}
 
     def _restore(self) -> None:
         if self._saved is not None:
-            self._saved.load_step_state(self.server_step)
-            self.server = self._saved.server_under("server")
-            self.clock.load_state_dict(self._saved.values)
-            self._start = perf_counter() - self._saved.values["seconds"]
+            with self.checkpointer.restoring():
+                self._saved.load_step_state(self.server_step)
+                self.server = self._saved.server_under("server")
+                self.clock.load_state_dict(self._saved.values)
+                self._start = perf_counter() - self._saved.values["seconds"]
         self.server_step.distribute(self.server)
 
     def _record(self, observe: Observe) -> bool:

@@ -17,6 +17,7 @@ from mpifl.experiment.schema import EvaluationConfig
 from mpifl.results import checkpoint_files as checkpoint
 from mpifl.runtime.asynchronous import AsynchronousEngine
 from mpifl.runtime.run_state import SAVE, STOP, Checkpointer, FileSums, Saved
+from mpifl.runtime.server_step import ServerStep
 from mpifl.simulation.policies import EveryArrival, Synchronous
 
 RUN = "a1b2"  # identity
@@ -29,6 +30,9 @@ class Disk(Checkpointer):
 
     def __init__(self, folder: Path, at: int | None) -> None:
         self.folder, self.at = folder / "checkpoints", at
+
+    def begins(self, server_step: ServerStep, values: Mapping[str, Any]) -> None:
+        """Take no note: one version writes and reads."""
 
     def due(self, step: int) -> str:
         """After `at`, or always."""

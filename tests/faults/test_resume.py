@@ -150,7 +150,10 @@ def let_clients_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_files_of_a_run_that_stopped_and_went_on_are_those_of_one_that_did_not(
     name, cache, tmp_path, monkeypatch
 ):
-    """It stops twice: after a step that is evaluated, and after one that is not."""
+    """It stops twice: after a step that is evaluated, and after one that is not. It would go on with other
+    code of the same state, too.
+    """
+    monkeypatch.setattr(checkpoints.Checkpoints, "_other_code", True)
     if name == "clients that fail":
         let_clients_fail(monkeypatch)
     assert start(tmp_path / "one", cache, name) == 0
