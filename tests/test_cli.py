@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 from support.each import check_each
+from support.nightly import mostly_nightly
 
 import mpifl
 from mpifl import cli
@@ -90,7 +91,8 @@ def test_every_configuration_is_listed_by_the_name_that_runs_it(said):
         assert len(line.split()) > 2, line
 
 
-def test_everything_can_be_shown(said):
+@pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_everything_can_be_shown(everything, said):
     def check(name: str) -> None:
         shown = said("show", name)
         assert shown.startswith(f"{name}\n{'=' * len(name)}\n")
@@ -98,7 +100,13 @@ def test_everything_can_be_shown(said):
         if name in CATALOGUE:
             assert re.search(r"@(article|inproceedings|misc){", shown)
 
-    check_each(check, ((name, (name,)) for name in [*CATALOGUE, *MODELS, *SOURCES, *SCENARIOS]))
+    for registry in (
+        CATALOGUE,
+        MODELS,
+        SOURCES,
+        SCENARIOS,
+    ):  # the first page of each kind takes most of the time
+        check_each(check, ((name, (name,)) for name in [*registry][:: 1 if everything else 5]))
 
 
 def test_a_class_of_ones_own_can_be_shown(said, tmp_path):
@@ -506,7 +514,7 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize("words", PAGES)
+@pytest.mark.parametrize("words", mostly_nightly(PAGES, ["list keys", "show local", "cite quickstart"]))
 def test_pages_are_printed_without_pytorch_and_numpy(words):
     """A module that needs them when it is imported is in `cli.DEFERRED`, or imports them in a function."""
     assert without(SLOW, "from mpifl.__main__ import main; main()", *words.split())

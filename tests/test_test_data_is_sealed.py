@@ -18,7 +18,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from support import toy
-from support.cases import PARAMS
+from support.cases import CASES, PARAMS, named
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm
@@ -173,9 +173,16 @@ def run(algorithm: Algorithm, world: SealedWorld, folder: Path, **changes: Any) 
 @pytest.mark.parametrize("case", PARAMS)
 def test_no_method_trains_or_chooses_on_test_data(case, world, tmp_path):
     name, options = case
-    method = CATALOGUE[name](**options)
-    done = run(method, world, tmp_path / "rounds")
+    done = run(CATALOGUE[name](**options), world, tmp_path)
     assert {"accuracy", "loss", "accuracy_finetuned"} <= done.scores.keys()
+
+
+@pytest.mark.nightly(spread=True)
+@pytest.mark.usefixtures("flat_plane")
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_nor_does_any_under_a_policy(case, world, tmp_path):
+    name, options = case
+    method = CATALOGUE[name](**options)
     for policy in POLICIES:
         try:
             policy.check(method)

@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose
 from support import toy
 from support.cases import PARAMS, named
 from support.each import for_each
+from support.nightly import mostly_nightly
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.capabilities import NewClients, OneShotStatistics, hooks_of, uses
@@ -198,7 +199,7 @@ OWN_STEPS: list[tuple[str, dict[str, object]]] = [
 ]
 
 
-@pytest.mark.parametrize("case", OWN_STEPS, ids=named)
+@pytest.mark.parametrize("case", mostly_nightly(OWN_STEPS, [*OWN_STEPS[:2], OWN_STEPS[3]], named))
 def test_a_method_names_the_keys_of_local_that_change_nothing(case, tmp_path):
     method = CATALOGUE[case[0]](**case[1])
 

@@ -82,8 +82,13 @@ ORACLE = [
 
 
 def cases(limits: list[Limit]) -> list[Any]:
-    """Return a test case per limit and participation."""
-    return [pytest.param(x, p, id=f"{x.name}: {x.why}, {p:.0%}") for x in limits for p in x.parts]
+    """Return a test case per limit and participation; all but the lowest one are nightly."""
+    night = pytest.mark.nightly(spread=True)
+    return [
+        pytest.param(x, p, id=f"{x.name}: {x.why}, {p:.0%}", marks=[night] * (p > min(x.parts)))
+        for x in limits
+        for p in x.parts
+    ]
 
 
 def agree(limit: Limit, other: str, participation: float, folder: Any) -> tuple[toy.Run, toy.Run]:

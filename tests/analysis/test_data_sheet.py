@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from support.nightly import mostly_nightly
 
 from mpifl import cli
 from mpifl.analysis.data_sheet import MAX_TICKS, Sheet, Strip, _rgb, _thinned, draw
@@ -76,7 +77,7 @@ def test_the_table_counts_groups_and_names_them(tmp_path, capsys):
     assert path.stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("kind", ["multi_hot", "numbers", "tokens"])
+@pytest.mark.parametrize("kind", mostly_nightly(["multi_hot", "numbers", "tokens"], ["numbers"]))
 def test_samples_without_classes_have_no_count_of_classes(tmp_path, capsys, kind):
     """A client has neither one class nor the label distance zero."""
     options = ["--data.source", f"{{name: generated, kind: {kind}}}", "--data.scenario", "iid"]

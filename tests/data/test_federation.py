@@ -567,8 +567,11 @@ def test_what_a_users_scenario_returns_is_checked_by_type_and_range(cache, where
     """Group -1 was turned as the last one; most of the others ended in a traceback."""
     with pytest.raises(UserError, match=f"data.scenario.name = 'Typed': {says}"):
         open_federation(DataConfig(cache=str(cache), scenario=Typed(where)), 0)
-    for good in ("", "groups large", "blocks large"):
-        assert open_federation(DataConfig(cache=str(cache), scenario=Typed(good)), 0).num_clients == 2
+
+
+@pytest.mark.parametrize("good", ["", "groups large", "blocks large"])
+def test_what_a_users_scenario_may_return_is_taken(cache, good):
+    assert open_federation(DataConfig(cache=str(cache), scenario=Typed(good)), 0).num_clients == 2
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from support.nightly import covering, mostly_nightly
 from support.runs import CONFIG, assert_same_run
 
 import mpifl
@@ -146,7 +147,14 @@ def let_clients_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalClients, "train_visits", train_visits)
 
 
-@pytest.mark.parametrize("name", RUNS)
+FEW = [  # of the usual run: each kind of state that a checkpoint holds
+    *("client state", "error feedback", "kept optimisers", "clusters, memo", "remembered uploads"),
+    *("personal rows", "newcomers", "clients that fail", "privacy", "products of adapters"),
+    *("arrivals with state", "arrivals of liars", "newcomers at a time", "drift", "statistics again"),
+]
+
+
+@pytest.mark.parametrize("name", mostly_nightly(RUNS, FEW))
 def test_all_files_of_a_run_that_stopped_and_went_on_are_those_of_one_that_did_not(
     name, cache, tmp_path, monkeypatch
 ):
@@ -390,8 +398,10 @@ def altered(file: Path) -> None:
     file.write_text(f"{head}\n{rows.replace('1', '7')}")
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, shortened, altered])
-@pytest.mark.parametrize("table", ["assignments.csv", "updates.csv"])
+DAMAGES = {"unlink": Path.unlink, "shortened": shortened, "altered": altered}
+
+
+@pytest.mark.parametrize(("table", "damage"), covering(["assignments.csv", "updates.csv"], [*DAMAGES]))
 def test_a_run_does_not_go_on_after_rows_that_are_damaged(
     table, damage, cache, tmp_path, monkeypatch, capsys
 ):
@@ -402,7 +412,7 @@ def test_a_run_does_not_go_on_after_rows_that_are_damaged(
         assert start(tmp_path, cache, "fedavg on links", *words) == 75
     folder = tmp_path / "tiny-x"
     whole = (folder / table).read_bytes()
-    damage(folder / table)
+    DAMAGES[damage](folder / table)
     capsys.readouterr()
     assert cli.main(["resume", str(folder), "--quiet"]) == 2
     assert f"step-000000002 is not used: {table} " in capsys.readouterr().err

@@ -10,6 +10,7 @@ import pytest
 from faults import halted
 from support import toy
 from support.cases import CASES, named
+from support.nightly import covering, mostly_nightly
 
 from mpifl.algorithms.cfl import CFL
 from mpifl.algorithms.emdcfl import EMDCFL
@@ -35,10 +36,16 @@ SLOW = Exponential(mean_s=2.0)
 
 
 ONE_EACH = [*{case[0]: case for case in reversed(CASES)}.values()]
+KEEPING = (  # of the usual run: each kind of what a server or a client keeps
+    *("fedavg", "fedavg_memory", "scaffold", "fedavgm", "fedadam", "moon", "emdcfl", "flt", "fedcuau", "cfl"),
+    *("ifca", "pacfl", "flexcfl", "fesem", "cflgp", "feddrift", "fielding", "fedem", "fedsoft", "ucfl"),
+    *("pfedgraph", "fedfomo", "ditto", "apfl", "fedrep", "fedbn", "fedccfa", "ccfl", "csafl"),
+)
+FEW = [case for case in ONE_EACH if case[0] in KEEPING]
 
 
 @pytest.mark.usefixtures("flat_plane")
-@pytest.mark.parametrize("case", ONE_EACH, ids=named)
+@pytest.mark.parametrize("case", mostly_nightly(ONE_EACH, FEW, named))
 def test_every_method_goes_on_from_a_saved_state(case, tmp_path):
     name, options = case
     common = {"participation": 0.5, "federation": toy.Tiny(), "algorithm": CATALOGUE[name](**options)}
@@ -134,8 +141,7 @@ EVENTS = {
 }
 
 
-@pytest.mark.parametrize("at", [1, 5])
-@pytest.mark.parametrize("name", EVENTS)
+@pytest.mark.parametrize(("name", "at"), covering([*EVENTS], [1, 5]))
 def test_events_go_on_from_a_saved_state(name, at, tmp_path):
     """Visits under way at that moment are made again, from what they had read."""
     method, changes = EVENTS[name]

@@ -14,6 +14,7 @@ import torch
 from numpy.testing import assert_array_equal
 from support import toy
 from support.cases import OPTIONS
+from support.nightly import mostly_nightly
 
 from mpifl.aggregation.collective_costs import Given, between
 from mpifl.aggregation.exchange_choice import Local, OverMpi
@@ -526,7 +527,7 @@ def test_visits_are_measured_without_holding_clients_back(tmp_path, flat_plane):
     assert perf_counter() - start < 10.0
 
 
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("name", mostly_nightly(MEASURED, ["emdcfl", "ucfl", "fedasync"]))
 def test_every_kind_of_method_is_measured(name, tmp_path, flat_plane):
     """Visits take time, of the order of what a whole run takes; nothing is negative, and nothing is left."""
     policy = {"policy": POLICIES["every_arrival"]()} if "async" in name else {}

@@ -28,9 +28,9 @@ FEW = (  # on one process and on three ranks; all of them, also on other numbers
     *("pacfl", "ucfl", "ucfl-reduced", "ucfl-4"),
     *("compressed", "private", "secure", "partial-work", "median", "norm-bound"),
     *("drift", "drift-by-time-events", "events-looks", "events-looks-timed", "events-split"),
-    *("scaffold-hosted", "ucfl-hosted", "fedbuff-hosted", "stopped-at-target", "stopped-without-patience"),
+    *("scaffold-hosted", "ucfl-hosted", "fedbuff-hosted", "stopped-at-target"),
     *("own-metric", "lora-products", "updates", "evaluated", "started"),
-    *("multi_label-fedavg", "next_token-fedem"),
+    "next_token-fedem",
 )
 PLACES = {  # name -> ranks, options of all runs, their names
     "3 ranks": (3, ["--system.placement_seed", "1"], FEW),  # clients change places

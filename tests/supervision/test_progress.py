@@ -288,7 +288,8 @@ def lines_of(ranks: int | None, folder: Path) -> list[str]:
             os.killpg(job.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("ranks", [None, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.nightly(spread=True)
+@pytest.mark.parametrize("ranks", [None, 2])
 def test_a_long_first_round_is_never_silent(ranks, tmp_path):
     """A visit takes as long as an interval, or longer."""
     lines = lines_of(ranks, tmp_path)

@@ -97,6 +97,7 @@ def diverged(folder: Path, *options: str) -> Path:
     return sweep(str(TASK_CONFIG), given, Single(), quiet=True)
 
 
+@pytest.mark.nightly
 def test_a_case_that_diverged_is_a_value_of_its_sweep_and_stops_no_table(drawn, tmp_path, capsys):
     table = "{title: T, figures: {here: {of: metric_mean}}}"
     folder = diverged(tmp_path, "--table", table)

@@ -40,7 +40,7 @@ def test_what_is_written_runs_by_the_commands_that_are_named(kind, here, capsys)
         program, name, *words = shlex.split(command.strip())
         assert program == "mpifl"
         if name == "check":
-            words += ["--ranks", "1"]
+            words += ["--ranks", "1", "--rounds", "2"]
         if name in ("run", "data"):
             words += [*SHORT[:4], *(() if kind == "model" else SHORT[4:])]
         assert main([name, *words]) == 0, command
