@@ -41,7 +41,7 @@ TRIES = 3  # of such an mpirun
 SLOWEST = ("test_digests.py", "test_deaths.py", "test_async.py", "test_catalogue.py", "test_mpi_bodies.py")
 
 AT_THE_START = dict(os.environ)  # of this process, before tests change it
-SESSION = os.getpid()  # of the process that collects, from which those of `pytest -n 3` are forked
+SESSION = os.getpid()  # of the process that collects, from which those of `pytest -n 4` are forked
 
 ENDS, ENDED = pytest.StashKey[list[int]](), "mpifl would have ended this process with exit code {}"
 
@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """Share the tests among the processes of `pytest -n 3`."""
+    """Share the tests among the processes of `pytest -n 4`."""
     return processes.run(session)
 
 
@@ -205,7 +205,7 @@ def finish(command: Sequence[str], timeout: float, **options: object) -> subproc
 
 @pytest.fixture(scope="session")
 def fork_servers() -> ForkServers:
-    """Return the servers that fork ranks; the processes of `pytest -n 3` share them."""
+    """Return the servers that fork ranks; the processes of `pytest -n 4` share them."""
     folder = Path(tempfile.gettempdir()) / f"mpifl-fork-{os.getuid()}-{SESSION}"
     return ForkServers(str(folder), SESSION, AT_THE_START)
 

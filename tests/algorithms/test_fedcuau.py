@@ -8,6 +8,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from support import byhand, toy
+from support.nightly import covering
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedcuau import FedCUAU
@@ -149,8 +150,7 @@ def whole(run: toy.Run, over: str, copy: int = -1) -> torch.Tensor:
     return w if over in ("fedavg", "fedprox") else take(w, layout.part("body"))
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-@pytest.mark.parametrize("over", BELOW)
+@pytest.mark.parametrize(("participation", "over"), covering([1.0, 0.5], [*BELOW]))
 def test_trunk_and_last_copy_are_the_method_below_bit_for_bit(over, participation, tmp_path):
     options = {"over": over, "num_clusters": 3, "mu": 0.1, "tune_epochs": 1}
     federation = toy.Tiny()

@@ -54,6 +54,7 @@ def test_what_was_chosen_is_one_of_four_candidates_of_every_method_but_the_refer
         assert one.get("chosen") in known.get(row, [None])
 
 
+@pytest.mark.nightly
 def test_all_cases_of_the_sweep_are_valid():
     assert len(configurations_of(f"sweeps/{record_methods.NAME}")) == 5 * len(ROWS)
 

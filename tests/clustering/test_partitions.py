@@ -370,6 +370,7 @@ def test_projection_on_the_simplex_is_nearer_than_any_other_point():
         assert (((v - x) ** 2).sum(axis=1) <= ((v - other) ** 2).sum(axis=1) + 1e-12).all()
 
 
+@pytest.mark.nightly
 def test_importing_loads_no_heavy_library():
     code = (
         "import sys, mpifl.clustering.distances, mpifl.clustering.partitions, mpifl.results.metrics;"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -108,7 +106,7 @@ def test_a_block_draws_from_its_key_and_leaves_the_global_generator_as_it_was(gp
     assert_array_equal(drawn, torch.rand(4))
 
 
-def test_draws_are_the_same_in_every_process_and_do_not_touch_the_global_generators():
+def test_draws_are_the_same_in_every_process_and_do_not_touch_the_global_generators(mpirun):
     """Hashes of strings differ between processes; addresses do not."""
     before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
     here = (
@@ -122,9 +120,7 @@ def test_draws_are_the_same_in_every_process_and_do_not_touch_the_global_generat
         "print(key(7, 'visit', 3, 0).numpy().integers(10**6),"
         "torch.rand(1, generator=key(7, 'init').torch()).item())"
     )
-    there = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
+    there = mpirun(None, "-c", code, env=toy.PYTHONPATH).stdout.split()
     assert there == [str(h) for h in here]
 
 

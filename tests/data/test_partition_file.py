@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from support.nightly import covering
 from support.refusal import refusal_of
 from support.runs import CONFIG
 
@@ -54,11 +55,14 @@ def same(a, b) -> None:
         np.testing.assert_array_equal(a.client(k).train.x, b.client(k).train.x)
 
 
-@pytest.mark.parametrize("ending", [".csv", ".parquet"])
-@pytest.mark.parametrize(("source", "name", "options"), CASES)
-def test_an_exported_partition_is_imported_as_it_was(
-    small_root, cache, tmp_path, source, name, options, ending
-):
+def named(value: object) -> str:
+    """Return the name of a case, or an ending."""
+    return value if isinstance(value, str) else " ".join(map(str, value))
+
+
+@pytest.mark.parametrize(("case", "ending"), covering(CASES, [".csv", ".parquet"], ids=named))
+def test_an_exported_partition_is_imported_as_it_was(small_root, cache, tmp_path, case, ending):
+    source, name, options = case
     scenario, file = SCENARIOS[name](**options), tmp_path / f"split{ending}"
     config = DataConfig(str(small_root), str(cache), SOURCES[source](), scenario)
     rows = export_partition(config, 3, file, "--export")

@@ -47,6 +47,7 @@ def _inputs(run):
     yield federation.client(0).train.x[:2]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_tables_and_reports_speak_of_the_metric(alone, tmp_path):
     found = compare([str(alone.of(f"regression-{m}")) for m in FEW], Choices(target=0.9))
     table = final_table(found)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support import fake_device, toy
 from support.cases import OPTIONS
-from support.nightly import mostly_nightly
+from support.nightly import covering, mostly_nightly
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.algorithms.fedavg import FedAvg
@@ -75,12 +75,12 @@ def test_the_ledger_holds_what_was_foretold(name, tmp_path):
         assert same, "where a model is trained does not matter"
 
 
-@pytest.mark.parametrize("participation", [0.34, 0.5, 0.7, 1.0])
-@pytest.mark.parametrize(
-    ("looks", "samples"),
-    [("together", "clients"), ("once", "clients"), ("seen", "clients"), ("once", "server")],
-)
-def test_second_looks_are_foretold(looks, samples, participation, tmp_path):
+LOOKS = [("together", "clients"), ("once", "clients"), ("seen", "clients"), ("once", "server")]
+
+
+@pytest.mark.parametrize(("way", "participation"), covering(LOOKS, [0.34, 0.5, 0.7, 1.0], ids=str))
+def test_second_looks_are_foretold(way, participation, tmp_path):
+    looks, samples = way
     method = CATALOGUE["emdcfl"](looks=looks, samples=samples, sample_share=0.3)
     said = forecast_of(method, participation=participation)
     assert said.total == sent_by(method, tmp_path, participation=participation)

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 DROPOUTS = nn.Dropout | nn.Dropout2d
-EXAMPLES = int(os.environ.get("MPIFL_EXAMPLES", "40"))  # generated networks; more under the sanitizers
+EXAMPLES = int(os.environ.get("MPIFL_EXAMPLES", "60"))  # generated networks; more under the sanitizers
 DROPPING = ["flt_mlp", "flt_cnn_mnist"]
 TAKEN = ["mlp", "ifca_mlp", "lenet5", "flt_cnn_cifar", "cfl_cnn", *DROPPING]
 LEFT = ["resnet18_cifar", "emdcfl_cnn", "leaf_cnn", "ccfl_cnn"]

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from support.nightly import mostly_nightly
 from support.refusal import refusal_of
 from support.runs import CONFIG
 from torch import nn
@@ -302,7 +303,10 @@ def test_methods_that_work_on_a_frozen_head_are_refused(method, tmp_path, capsys
     assert "\n" not in said
 
 
-@pytest.mark.parametrize("method", ["pacfl", "ifca", "cfl", "fedsoft", "ucfl", "emdcfl"])
+@pytest.mark.parametrize(
+    "method",
+    mostly_nightly(["pacfl", "ifca", "cfl", "fedsoft", "ucfl", "emdcfl"], ["pacfl", "ucfl", "emdcfl"]),
+)
 def test_clustered_methods_go_on_with_adapters_alone(method, tmp_path):
     assert run(tmp_path, "--algorithm", method, "--model.lora", "{train: []}") == 0
     assert np.isfinite(mpifl.load_run(tmp_path / "tiny-x").summary["accuracy_mean"])

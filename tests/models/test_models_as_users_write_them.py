@@ -215,6 +215,7 @@ TRAINED = (
     "Plain", "TiedBody", "SameModuleTwice", "TiedHead", "NoBias", "Unused", "FrozenLayer", "Masked",
     "Normed", "Spectral", "SpectralParametrized", "WeightNormed", "Ensemble",
 )  # fmt: skip
+FEW = ("TiedBody", "TiedHead", "NoBias", "FrozenLayer", "Normed", "SpectralParametrized", "Ensemble")
 REFUSED = {
     "Double": "float64",
     "Complex": "complex64",
@@ -282,7 +283,7 @@ def averaged(place: Path, start: nn.Module) -> dict[str, torch.Tensor]:
     return server.state_dict()
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", mostly_nightly(TRAINED, FEW))
 def test_a_network_is_trained_as_a_plain_loop_trains_it(place, name):
     start = federated(place, name, 1, local={"epochs": 0}).model(client=0)
     found = federated(place, name).model(client=0).state_dict()

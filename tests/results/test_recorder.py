@@ -12,6 +12,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from support import own_scenarios, toy
+from support.nightly import covering
 
 import mpifl
 from mpifl import cli
@@ -354,8 +355,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("scenario", ["TurningScenario", "FurtherScenario"])
+@pytest.mark.parametrize(("way", "scenario"), covering([*WAYS], ["TurningScenario", "FurtherScenario"]))
 def test_pooled_accuracies_are_shares_of_the_samples_that_were_evaluated(way, scenario, tmp_path):
     """Sizes follow from the visits; accuracies are whole numbers of hits among them. Some never trained."""
     scenario = {"name": f"{own_scenarios.__file__}:{scenario}"}

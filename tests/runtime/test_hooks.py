@@ -14,6 +14,7 @@ import torch
 from numpy.testing import assert_allclose
 from support import toy
 from support.fake_device import DEVICE, on_device
+from support.nightly import covering
 from support.runs import CONFIG
 
 from mpifl.algorithms.fedavg import FedAvg
@@ -126,8 +127,14 @@ WRONG_UPLOADS = {  # what is uploaded, and a word of the message
 }
 
 
-@pytest.mark.parametrize("policy", [None, Buffer(2), EveryArrival()], ids=["rounds", "buffer", "arrivals"])
-@pytest.mark.parametrize("kind", WRONG_UPLOADS)
+def id_of(value: object) -> str:
+    """Return the name of a kind, or of a policy."""
+    return value if isinstance(value, str) else "rounds" if value is None else type(value).__name__
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy"), covering([*WRONG_UPLOADS], [None, Buffer(2), EveryArrival()], ids=id_of)
+)
 def test_an_upload_that_is_no_float32_vector_of_the_model_is_refused(kind, policy, tmp_path):
     make, word = WRONG_UPLOADS[kind]
     CHOICE["local_update"] = uploading(make)
@@ -352,8 +359,7 @@ def exit_with(code: int) -> None:
     raise SystemExit(code)
 
 
-@pytest.mark.parametrize("policy", [None, Buffer(6)], ids=["rounds", "buffer"])
-@pytest.mark.parametrize("kind", PLANS)
+@pytest.mark.parametrize(("kind", "policy"), covering([*PLANS], [None, Buffer(6)], ids=id_of))
 def test_a_decision_that_cannot_be_carried_out_is_refused(kind, policy, tmp_path):
     CHOICE["aggregate"], word = PLANS[kind]
     with pytest.raises(MethodError) as caught:

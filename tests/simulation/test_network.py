@@ -127,7 +127,7 @@ def test_a_servers_link_that_limits_nothing_changes_no_time(availability, trains
     ("system", "rho", "computing"),
     [(WirelessSlow(), 4, 1 + HARMONIC), (WirelessFast(), 2, 1.0), (Wired(), 1, 1.0)],
 )
-@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize("streams", [pytest.param(1, marks=pytest.mark.nightly), 4])
 def test_the_systems_of_ucfl_have_their_closed_form(system, rho, computing, streams):
     """Mean of a round over T_dl: streams + T_min + H_m / mu + rho. 300 rounds, four standard errors."""
     rounds = 300

@@ -50,7 +50,7 @@ def read_at_the_start(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class ForkServers:
-    """The servers of a test session, each started when first needed; processes of `pytest -n 3` share them.
+    """The servers of a test session, each started when first needed; processes of `pytest -n 4` share them.
 
     Args:
         folder: for their sockets, with a short name.

@@ -1,4 +1,4 @@
-"""Several processes for the tests of a session: `pytest -n 3` collects them once and forks.
+"""Several processes for the tests of a session: `pytest -n 4` collects them once and forks.
 
 Each process takes whole files: the first from the head of the list, the others from its tail. A test whose
 process ends fails, and a new process goes on with the next one.
