@@ -16,7 +16,7 @@ from mpifl.protection.accountant import Accountant
 from mpifl.results.columns import with_diverged
 from mpifl.results.metrics import client_distances, mixture_kl
 from mpifl.results.recorder import RunningFigures
-from mpifl.results.recovery import recoveries, recovery_figures
+from mpifl.results.recovery import recoveries_so_far, recovery_figures
 from mpifl.runtime.engine import Engine, Record
 from mpifl.runtime.server_step import ServerStep
 
@@ -170,10 +170,8 @@ def costs_since(events: Sequence[Mapping[str, Any]], server_step: ServerStep) ->
 def recoveries_of(context: RunContext, running: RunningFigures) -> list[dict[str, Any]]:
     """Return what became of the score after each change of data so far, see `recoveries`."""
     drift, metric = context.config.drift, context.config.task.metric
-    steps, scores, seconds = map(list, zip(*running.scores, strict=True)) if running.scores else ([], [], [])
-    events = [at for at in context.federation.change_steps if steps and at <= steps[-1]]
-    begins = [running.begins[at] for at in events] if running.timed else []
-    return recoveries(steps, scores, events, drift.recovered, metric.better, seconds, begins)
+    changes = context.federation.change_steps
+    return recoveries_so_far(running.scores, running.begins, changes, drift.recovered, metric.better)
 
 
 def cluster_scores(context: RunContext, record: Record) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import nan
 from typing import Any
 
@@ -64,6 +64,28 @@ def recoveries(
             if len(begins):
                 row["recovered_after_s"] = float(seconds[back] - begins[i]) if fell else 0.0
     return out
+
+
+def recoveries_so_far(
+    scores: Sequence[tuple[int, float, float]],
+    begins: Mapping[int, float],
+    changes: Iterable[int],
+    share: float,
+    better: int,
+) -> list[dict[str, Any]]:
+    """Return what became of a score after each change of the data up to the last evaluation.
+
+    Args:
+        scores: step, score and seconds on the run's clock of each evaluation; no seconds: it has none.
+        begins: step from which on data changed, and the seconds on the clock when it began.
+        changes: steps from which on data change, ascending.
+        share: see `recoveries`, also for the return value.
+        better: see there.
+    """
+    steps, found, seconds = map(list, zip(*scores, strict=True)) if scores else ([], [], [])
+    events = [at for at in changes if steps and at <= steps[-1]]
+    times = [begins[at] for at in events] if any(seconds) else []
+    return recoveries(steps, found, events, share, better, seconds, times)
 
 
 def recovery_figures(found: Sequence[Mapping[str, Any]], timed: bool = False) -> dict[str, float]:

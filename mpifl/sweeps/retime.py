@@ -22,7 +22,7 @@ from mpifl.experiment.schema import Config
 from mpifl.experiment.section_checks import check_sections
 from mpifl.results import run_folder as folders
 from mpifl.results.reader import Run, load
-from mpifl.results.recovery import recoveries, recovery_figures
+from mpifl.results.recovery import recoveries_so_far, recovery_figures
 from mpifl.simulation.durations import VisitDuration, visit_duration
 from mpifl.traffic.ledger import Moved
 from mpifl.training.per_client import local_configs, names_devices
@@ -236,19 +236,20 @@ def _recoveries(
         rows: the rows of `metrics.csv`, which are changed.
     """
     before = run.summary.get("drift", [])
-    events = [row["step"] for row in before]
+    events, found = [row["step"] for row in before], list[dict[str, Any]]()
+    known, begins = list[tuple[int, float, float]](), {step: times[step - 1] for step in events}
     steps, scores = run.series["round"].astype(int).tolist(), run.series[f"{run.metric.name}_mean"].tolist()
-    seconds, found = [times[step] for step in steps], list[dict[str, Any]]()
-    for i, row in enumerate(rows if events else ()):
-        known = [step for step in events if step <= steps[i]]
-        evaluated = steps[: i + 1], scores[: i + 1]
-        begins = [times[step - 1] for step in known]
-        share, better = config.drift.recovered, run.metric.better
-        found = recoveries(*evaluated, known, share, better, seconds[: i + 1], begins)
-        if any(seconds[: i + 1]):
+    for row, step, score in zip(rows if events else (), steps, scores, strict=False):
+        known.append((step, score, times[step]))
+        found = recoveries_so_far(known, begins, events, config.drift.recovered, run.metric.better)
+        if any(seconds for _, _, seconds in known):
             row["recovery_seconds"] = recovery_figures(found, timed=True)["recovery_seconds"]
-    new = ({name: event[name] for name in ("begins_s", "recovered_after_s")} for event in found)
-    return [{**old, **of_time} for old, of_time in zip(before, new, strict=True)]
+    of_time, changed = ("begins_s", "recovered_after_s"), list[dict[str, Any]]()
+    for old, event in zip(before, found, strict=True):
+        new = {name: event[name] for name in of_time if name in event}  # none without a clock
+        kept = {name: value for name, value in old.items() if name in new or name not in of_time}
+        changed.append({**kept, **new})
+    return changed
 
 
 def _visit_duration(run: Run, config: Config) -> VisitDuration:
