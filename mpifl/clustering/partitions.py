@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # two rows of distances -> that of the merged cluster
 Join: TypeAlias = "Callable[[np.ndarray, np.ndarray], np.ndarray]"
 SMALL, SHARE = 64, 0.7  # a larger matrix is made smaller once it has fewer clusters than this share of rows
-EPS = float(np.finfo(np.float64).eps)
+EPS = 2.0**-52  # of float64, without NumPy: `mpifl list` imports this
 ITERATIONS = 300  # most iterations of k-means
 TOLERANCE = 1e-4  # scikit-learn's: k-means ends once its centres move less, in units of the mean variance
 LINKAGES = ("single", "complete", "average", "ward")
