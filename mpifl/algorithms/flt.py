@@ -45,7 +45,7 @@ from mpifl.core.options import NonNegativeInt, PositiveFloat, PositiveInt
 from mpifl.core.parameters import put, take
 from mpifl.core.types import Notes, ProblemInfo, Report, Server, Vector
 
-from .related_clients import RelatedClients, cloud
+from .related_clients import Look, RelatedClients, cloud
 
 ROUNDING = 1e-5  # of pixels that were resized
 DISTANCES = {"matching": matching_distance, "closest": closest_pair}
@@ -154,17 +154,10 @@ class FLT(RelatedClients):
         founders = {"founders": fingerprints.client}
         return replace(server, algorithm_state={**server.algorithm_state, **founders})
 
-    def related(
-        self,
-        clients: np.ndarray,
-        centroids: np.ndarray,
-        num_initial: int,
-        before: np.ndarray | None,
-        new: np.ndarray | None,
-    ) -> np.ndarray:
+    def related(self, look: Look) -> np.ndarray:
         """Return A < gamma, A measured on the plane fitted to the initial clients, anew at each look."""
-        clouds = [cloud(centroids[k]) for k in clients]
-        points, start = np.concatenate(clouds), sum(map(len, clouds[:num_initial]))
+        clouds = [cloud(look.centroids[k]) for k in look.clients]
+        points, start = np.concatenate(clouds), sum(map(len, clouds[: look.num_initial]))
         plane = umap_plane(points[:start], points[start:])
         Z = np.split(plane, np.cumsum([len(c) for c in clouds])[:-1])
         return self.gamma > pairwise(Z, DISTANCES[self.distance])

@@ -31,7 +31,7 @@ from mpifl.core.method import Client, Key, Needs
 from mpifl.core.options import PositiveFloat, PositiveInt
 from mpifl.core.types import ProblemInfo, Report, Vector
 
-from .related_clients import RelatedClients, cloud
+from .related_clients import Look, RelatedClients, cloud
 
 Numbered: TypeAlias = "tuple[int, np.ndarray]"  # a client and its centroids [k, e]
 
@@ -71,20 +71,13 @@ class PCAKMHC(RelatedClients):
         """The matching distances between clients."""
         return KeptDistances(_matching)
 
-    def related(
-        self,
-        clients: np.ndarray,
-        centroids: np.ndarray,
-        num_initial: int,
-        before: np.ndarray | None,
-        new: np.ndarray | None,
-    ) -> np.ndarray:
+    def related(self, look: Look) -> np.ndarray:
         """Return A < threshold, A the matching distances of the centroids."""
 
         def item(k: int) -> Numbered:
-            return k, cloud(centroids[k])
+            return k, cloud(look.centroids[k])
 
-        return self.threshold > self._known.among(clients, centroids, item, before, new)
+        return self.threshold > self._known.among(look.clients, look.centroids, item, look.before, look.new)
 
 
 def _matching(some: Sequence[Numbered], others: Sequence[Numbered]) -> np.ndarray:

@@ -23,6 +23,25 @@ from mpifl.core.types import Notes, ProblemInfo, Server
 
 
 @dataclass(frozen=True)
+class Look:
+    """Whose centroids are compared.
+
+    Attributes:
+        centroids: those of all clients [N, k, e].
+        clients: numbers of the clients [n]; the first `num_initial` sent their centroids before training.
+        num_initial: how many did.
+        before: the centroids of the last look; None for the first.
+        new: clients whose centroids differ from these.
+    """
+
+    centroids: np.ndarray
+    clients: np.ndarray
+    num_initial: int
+    before: np.ndarray | None = None
+    new: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
 class RelatedClients(NewClients, PlainVisits, RememberedUploads, Algorithm, ABC):
     """One row per set of related clients, and the initial model.
 
@@ -48,29 +67,14 @@ class RelatedClients(NewClients, PlainVisits, RememberedUploads, Algorithm, ABC)
         require(self.case == "ward" or not self.num_clusters, "num_clusters", self.num_clusters, remedy)
 
     @abstractmethod
-    def related(
-        self,
-        clients: np.ndarray,
-        centroids: np.ndarray,
-        num_initial: int,
-        before: np.ndarray | None,
-        new: np.ndarray | None,
-    ) -> np.ndarray:
-        """Return which clients are related, bool [n, n].
-
-        Args:
-            clients: numbers of the clients [n]; the first `num_initial` sent their centroids before training.
-            centroids: those of all clients [N, k, e].
-            num_initial: how many did.
-            before: the centroids of the last call; None for the first.
-            new: clients whose centroids differ from these.
-        """
+    def related(self, look: Look) -> np.ndarray:
+        """Return which of the clients of a look are related, bool [n, n]."""
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Link the initial clients."""
         assert fingerprints is not None
         centroids = centroids_of_all(fingerprints, problem.num_clients)
-        linked = self._linked(centroids, fingerprints.client)
+        linked = self._linked(Look(centroids, fingerprints.client, len(fingerprints.client)))
         return related_server(problem, fingerprints.client, linked, centroids=centroids)
 
     def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
@@ -82,21 +86,13 @@ class RelatedClients(NewClients, PlainVisits, RememberedUploads, Algorithm, ABC)
         if "founders" in state:
             everyone = np.concatenate([state["founders"], np.setdiff1d(everyone, state["founders"])])
         num_initial = len(state.get("founders", everyone))
-        linked = self._linked(centroids, everyone, num_initial, before, who)
+        linked = self._linked(Look(centroids, everyone, num_initial, before, who))
         return regrouped(server, everyone, linked, centroids=centroids)
 
-    def _linked(
-        self,
-        centroids: np.ndarray,
-        clients: np.ndarray,
-        num_initial: int | None = None,
-        before: np.ndarray | None = None,
-        new: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Return which of the `clients` [n] are averaged together [n, n], from centroids [N, k, e]."""
-        num_initial = len(clients) if num_initial is None else num_initial
-        related = self.related(clients, centroids, num_initial, before, new)
-        return linked_clients(related | np.eye(len(clients), dtype=bool), self.case, self.num_clusters)
+    def _linked(self, look: Look) -> np.ndarray:
+        """Return which of the clients of a look are averaged together, bool [n, n]."""
+        related = self.related(look) | np.eye(len(look.clients), dtype=bool)
+        return linked_clients(related, self.case, self.num_clusters)
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average over related clients."""

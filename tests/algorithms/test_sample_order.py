@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mpifl.algorithms.related_clients import Look
 from mpifl.comm.single import Single
 from mpifl.core.federation import Split
 from mpifl.core.rng import key
@@ -38,7 +39,7 @@ def links(method: str, orders: int) -> tuple[np.ndarray, np.ndarray]:
             p = np.random.default_rng([order, k]).permutation(len(train)) if order else np.arange(len(train))
             client.__dict__["data"] = replace(client.data, train=Split(train.x[p], train.y[p]))
             centroids.append(algorithm.fingerprint(client, shown, key(0, k)).notes["centroids"])
-        found.append(algorithm._linked(np.stack(centroids), np.arange(n)))
+        found.append(algorithm._linked(Look(np.stack(centroids), np.arange(n), n)))
     return np.array(found, bool), context.federation.groups
 
 
