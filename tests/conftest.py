@@ -62,12 +62,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)  # after -m has left out what it leaves out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Choose among nightly tests; put the files that start MPI first, the slowest at their head.
+    """Choose among tests; put the files that start MPI first, the slowest at their head.
 
     The first process takes files from the head, the others from the tail: nightly tests near a change alone,
     which come after those of the day, stand between them.
     """
     nightly.select(config, items)
+    nightly.take_turns(config, items)
     mpi = {item.path for item in items if "mpirun" in getattr(item, "fixturenames", ())}
     slow = {name: place for place, name in enumerate(SLOWEST)}
     of_the_day = nightly.order(items)

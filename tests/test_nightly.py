@@ -1,4 +1,4 @@
-"""The choice of nightly tests: each has one day of fourteen, and a change brings those that are about it."""
+"""The choice of tests: a day of three or of fourteen, and a change brings those that are about it."""
 
 from __future__ import annotations
 
@@ -135,3 +135,50 @@ def test_few_combinations_are_usual_and_have_every_value():
     assert len(params) == 24
     assert usual_of(params) == ["a-1-1.0", "b-2-1.0", "c-1-0.5", "d-2-0.5", "e-1-1.0", "f-2-1.0"]
     assert usual_of(nightly.covering([1, 2], "abc")) == ["1-a", "1-c", "2-b"]
+
+
+class Case:
+    """A test, for what chooses among the usual ones."""
+
+    def __init__(self, nodeid, long=False):
+        self.nodeid, self.long = nodeid, long
+
+    def get_closest_marker(self, name):
+        assert name == "in_turn"
+        return self.long or None
+
+
+def chosen(day, monkeypatch, changed=(), args_source=nightly.TESTPATHS, **options):
+    """Return the names of the tests that run on a day, in their order."""
+    few = [Case(f"tests/core/test_a.py::test_few[{number}]") for number in range(2)]
+    many = [Case(f"tests/core/test_a.py::test_many[{number}]") for number in range(7)]
+    alone, long = Case("tests/data/test_b.py::test_alone"), Case("tests/data/test_b.py::test_long", True)
+    option = SimpleNamespace(**{"keyword": "", "markexpr": "not nightly", "in_turn": True, **options})
+    hook = SimpleNamespace(pytest_deselected=lambda items: None)
+    monkeypatch.setattr(nightly, "changed_files", lambda hours: list(changed))
+    monkeypatch.setattr(nightly.time, "time", lambda: 86400.0 * day)
+    items = [*few, *many, alone, long]
+    nightly.take_turns(SimpleNamespace(option=option, args_source=args_source, hook=hook), items)
+    return [item.nodeid.split("::test_")[1] for item in items]
+
+
+def test_in_three_days_all_cases_run_and_on_each_one_of_every_function_but_long_ones(monkeypatch):
+    days = [chosen(day, monkeypatch) for day in range(3)]
+    ran = [name for day in days for name in day]
+    assert sorted(name for name in ran if name.startswith(("many", "long"))) == [
+        *("long", "many[0]", "many[1]", "many[2]", "many[3]", "many[4]", "many[5]", "many[6]")
+    ]
+    for day in days:
+        assert sum(name.startswith("few") for name in day) == 1
+        assert sum(name.startswith("many") for name in day) in (2, 3)
+        assert "alone" in day
+    assert {"few[0]", "few[1]"} < {*ran}
+
+
+def test_tests_near_a_change_and_those_that_are_asked_for_all_run(monkeypatch):
+    everything = 11
+    for options in ({"in_turn": False}, {"keyword": "few"}, {"markexpr": "nightly"}, {"args_source": None}):
+        assert len(chosen(0, monkeypatch, **options)) == everything
+    near = [chosen(day, monkeypatch, ["mpifl/core/rng.py"]) for day in range(3)]
+    assert all(sum("[" in name for name in day) == 9 for day in near)
+    assert sum("long" in day for day in near) == 1

@@ -61,6 +61,7 @@ def defined(uploads: torch.Tensor, weights: np.ndarray, spacing: np.ndarray) -> 
     ]
 
 
+@pytest.mark.in_turn
 @settings(max_examples=200)
 @given(mixtures(), st.randoms(use_true_random=False), st.sampled_from([1, 2, 8, 1 << 22]))
 def test_every_backend_in_any_order_and_split_gives_the_bits_of_the_definition(mixture, random, scratch):

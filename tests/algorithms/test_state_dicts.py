@@ -113,6 +113,7 @@ def graph_of(name: str, variant: str, folder: Path, **options: Any) -> np.ndarra
     return np.asarray(done.server.algorithm_state["graph"])
 
 
+@pytest.mark.in_turn
 def test_counters_make_pfedgraph_average_everyone_alike(tmp_path):
     """120 steps: the counters' part of a product is 2 * 120^2, the rest below 10: all cosines are near 1.
 
@@ -124,6 +125,7 @@ def test_counters_make_pfedgraph_average_everyone_alike(tmp_path):
     assert X[:3, 3:].max() < 1 / 6
 
 
+@pytest.mark.in_turn
 def test_counters_leave_fedsac_its_complementarity_term_only(tmp_path):
     """With equal cosines the graph is that of lambda2 = 0; with those of the parameters it is not."""
     alone = graph_of("fedsac", "emdcfl", tmp_path / "a", lambda2=0.0)

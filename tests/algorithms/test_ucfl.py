@@ -38,6 +38,7 @@ def sigma2(noise_batch: float, draw: int) -> float:
     return float(report.notes["variance"])
 
 
+@pytest.mark.in_turn
 def test_sigma_falls_to_zero_as_a_batch_grows_to_all_samples():
     """A mean of b of n = 12 samples drawn without putting back has variance S^2 / b (1 - b / n), S^2 = 13.
 

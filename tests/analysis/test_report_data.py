@@ -469,6 +469,7 @@ def test_every_command_that_repeats_runs_of_one_name_writes_a_folder_of_its_own(
     assert len(ids) == len(set(ids)) == report_page.MAX_COMMANDS
 
 
+@pytest.mark.in_turn
 def test_a_method_that_sends_nothing_is_reported(tmp_path):
     options = [
         str(TINY),

@@ -61,6 +61,7 @@ def test_more_ranks_may_take_longer_to_start(monkeypatch):
     assert seconds(starting.START_S) == 7.5
 
 
+@pytest.mark.in_turn
 def test_processes_of_another_mpis_launcher_do_not_run_alone(mpirun, tmp_path):
     asked = deaths.arguments(tmp_path, "x", "fedavg", tmp_path)
     end = mpirun(None, "-m", "mpifl", *asked, env={"PMI_SIZE": "3", "PMI_RANK": "0"}, fresh=True)

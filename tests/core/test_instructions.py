@@ -53,6 +53,7 @@ def test_without_a_limit_the_widest_are_used():
     instructions.check()
 
 
+@pytest.mark.in_turn
 @AVX2
 def test_a_limit_holds_in_pytorch_and_in_numpy():
     of_pytorch, of_numpy = asked(MPIFL_INSTRUCTIONS="avx2")

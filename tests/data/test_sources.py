@@ -53,6 +53,7 @@ def test_upright_emnist_is_flts_rotation_and_flip():
     np.testing.assert_array_equal(np.fliplr(np.rot90(x, -1)), x.T)
 
 
+@pytest.mark.in_turn
 def test_real_cifar10_is_what_torchvision_reads(open_real):
     import os
 

@@ -144,6 +144,7 @@ def test_the_asynchronous_sweep_fills_its_table(tmp_path):
     assert all(float(row["staleness_max"]) > 0 for row in rows)
 
 
+@pytest.mark.in_turn
 def test_adapters_go_on_from_the_model_of_the_first_run(tmp_path):
     folder = ["-q", "--output.folder", str(tmp_path), "--data.source.samples", "160"]
     small = ["--model", "{width: 8, heads: 2, layers: 1}", "--rounds", "1", *folder]
@@ -192,6 +193,7 @@ def test_accuracy_is_drawn_against_energy(tmp_path, monkeypatch):
     np.testing.assert_allclose(left[1][2] / left[0][2], 1 + 2 * 9472 / 20224)  # two losses beside a training
 
 
+@pytest.mark.in_turn
 def test_accuracy_is_drawn_against_epsilon(tmp_path, monkeypatch):
     """Two methods: a line each over four values of epsilon, and four horizontal lines."""
     pytest.importorskip("dp_accounting")

@@ -71,6 +71,7 @@ def summary(place: Path) -> dict[str, Any]:
     return json.loads((place / "summary.json").read_text())
 
 
+@pytest.mark.in_turn
 def test_only_adapters_travel_and_those_of_the_run_are_read_by_peft_alone(folder):
     from peft import PeftModel
 

@@ -101,6 +101,7 @@ def test_a_plug_in_computes_the_same_over_ranks(ranks, here, mpirun):
     assert one["settings"]["algorithm"] == {"name": "slow", "eta": 0.25}
 
 
+@pytest.mark.in_turn
 def test_a_rank_without_the_package_ends_all_with_one_line(here):
     install_slow(here)
     words = ["mpifl", "run", TINY, "--algorithm.name", "slow", *SHORT]

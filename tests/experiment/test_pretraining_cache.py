@@ -37,6 +37,7 @@ def run(folder: Path, name: str, *options: str, **algorithm: object) -> str:
     return json.loads((folder / f"tiny-{name}" / "summary.json").read_text())["digest"]
 
 
+@pytest.mark.in_turn
 @pytest.mark.usefixtures("flat_plane")
 def test_the_same_network_is_trained_once_and_gives_the_same_bits(trained, tmp_path):
     cache = ["--system.statistics_cache", str(tmp_path / "cache")]

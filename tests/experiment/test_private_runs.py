@@ -49,6 +49,7 @@ def epsilons(event, times: int, relation) -> list[float]:
     return out
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("method", "sampling"),
     [
@@ -93,6 +94,7 @@ def test_local_privacy_tells_epsilon_of_each_client_by_its_visits(tmp_path, cach
     assert isclose(float(last["epsilon"]), known[max(visits)], rel_tol=1e-12)
 
 
+@pytest.mark.in_turn
 def test_a_run_from_the_model_of_a_private_run_adds_what_that_run_spent(tmp_path, cache, capsys):
     """3 rounds, and 3 more of another noise over the same clients: as the library composes all six."""
     chosen = "{{name: central, clip: 0.5, noise_multiplier: {}, delta: 1.0e-4}}"

@@ -121,6 +121,7 @@ def test_columns_of_categories_are_not_permuted(table):
     assert open_federation(config.data, 0).num_clients == 20
 
 
+@pytest.mark.in_turn
 def test_texts_by_characters_run_and_the_run_says_its_scenario(tmp_path):
     """Also from Python; the saved configuration has the scenario, so that a resumed run keeps it."""
     (tmp_path / "text.txt").write_text("ab cd ef " * 400)

@@ -380,6 +380,7 @@ def test_a_module_that_names_some_inputs_alone_is_refused(place):
 METHODS = {"fedavg": "fedavg", "ifca": "{name: ifca, num_clusters: 2}", "emdcfl": "emdcfl"}
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.nightly), 3])
 def test_runs_have_one_digest_for_any_number_of_ranks(place, mpirun, ranks, tmp_path):
     """EMD-CFL compares embeddings, IFCA losses."""

@@ -60,6 +60,7 @@ def has_ulfm(stderr: str) -> bool:
     return "with-ft" not in stderr
 
 
+@pytest.mark.in_turn
 def test_runs_outlive_their_workers(whole, mpirun, tmp_path):
     """In a look, training, a reduction, a visit; two at once; killed or stopped; till the server is alone."""
     traced = ["--output.trace", "true"]

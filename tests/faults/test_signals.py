@@ -94,6 +94,7 @@ def stops(process: subprocess.Popen[str]) -> str:
     return said
 
 
+@pytest.mark.in_turn
 def test_a_run_whose_ranks_get_sigterm_goes_on_later_as_if_nothing_had_been(training, tmp_path):
     process, checkpoints = training(), tmp_path / "tiny-x" / "checkpoints"
     process.send_signal(signal.SIGUSR1)
@@ -156,6 +157,7 @@ main()
 """
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("number", ["SIGUSR2", pytest.param("SIGTERM", marks=pytest.mark.nightly)])
 def test_a_signal_after_the_last_line_leaves_the_exit_code(tmp_path, number):
     words = ["run", str(deaths.CONFIG), "--output.folder", str(tmp_path), "--output.id", "x", "--rounds", "1"]

@@ -38,6 +38,7 @@ def here() -> dict[str, str]:
     return {"maker": processor("vendor_id"), **{name: found[name] for name in DECIDE}}
 
 
+@pytest.mark.in_turn
 @pytest.mark.skipif(not HAS_AVX2, reason="the processor has no AVX2")
 @pytest.mark.parametrize("names", [FEW, pytest.param(NAMES, marks=pytest.mark.nightly)], ids=["few", "all"])
 def test_runs_limited_to_avx2_have_the_known_digests(names, tmp_path, pytestconfig):

@@ -365,6 +365,7 @@ def generated_networks(examples: int, **sizes):
     return test
 
 
+@pytest.mark.in_turn
 def test_generated_networks_agree_with_pytorch():
     """Any order of layers with any options, odd sizes, batches of one, single samples, cut last batches."""
     known, taken = generated_networks(EXAMPLES)()

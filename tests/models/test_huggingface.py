@@ -59,6 +59,7 @@ def built(folder: Path, name: str, **options):
     return model, build_model(model, info_of(labels, outputs)).eval()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", KINDS)
 def test_a_model_computes_what_transformers_computes_and_its_head_is_found(folder, name):
     kind, _, labels, outputs, head = KINDS[name]

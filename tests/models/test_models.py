@@ -262,6 +262,7 @@ def test_options_are_frozen_and_documented(name):
         options().anything = 1
 
 
+@pytest.mark.in_turn
 def test_importing_the_models_does_not_import_torchvision():
     code = "import sys, mpifl.models; print('torchvision' in sys.modules, 'safetensors' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

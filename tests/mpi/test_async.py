@@ -135,6 +135,7 @@ def alone(tmp_path_factory, cache) -> Alone:
     return Alone(tmp_path_factory.mktemp("alone"), RUNS, "--data.cache", str(cache))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("ranks", [3, *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 6))])
 def test_virtual_time_gives_the_same_run_on_any_number_of_ranks(ranks, alone, at):
     there = at(ranks)

@@ -87,6 +87,7 @@ def there(request, mpirun, cache, tmp_path_factory) -> There:
     return runs
 
 
+@pytest.mark.in_turn
 def test_digests_and_tables_do_not_depend_on_the_ranks(alone, there):
     for name in there.names:
         one, other = alone.summary(name), there.summary(name)

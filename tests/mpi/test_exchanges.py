@@ -45,6 +45,7 @@ def path() -> str:
     return f"{toy.PYTHONPATH['PYTHONPATH']}:{SCRIPT.parents[1]}"
 
 
+@pytest.mark.in_turn
 def test_what_is_found_and_who_is_left_out_do_not_depend_on_the_ranks(alone, there):
     assert len(there) == len(METHODS) * len(WAYS)
     for name, found in there.items():

@@ -22,6 +22,7 @@ if find_spec("lightning") is None:
 PATH = {"PYTHONPATH": f"{toy.PYTHONPATH['PYTHONPATH']}:{SCRIPT.parents[1]}"}
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("ranks", "cases"),
     [

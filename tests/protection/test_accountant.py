@@ -26,6 +26,7 @@ def composed(event, times: int, relation) -> float:
     return accountant.get_epsilon(1e-5)
 
 
+@pytest.mark.in_turn
 def test_samples_without_replacement_of_clients_who_are_replaced():
     """10 of 100 clients, 3 rounds; a client who is replaced moves the sum by 2 C: z = 4 counts as 2."""
     event = dp.SampledWithoutReplacementDpEvent(100, 10, dp.GaussianDpEvent(2.0))
@@ -51,6 +52,7 @@ def test_all_clients_and_single_clients_are_not_hidden_in_a_sample():
     assert_allclose(local.of_clients(np.array([1, 0, 4, 1])), [expected[0], 0, expected[1], expected[0]])
 
 
+@pytest.mark.in_turn
 def test_what_an_earlier_run_spent_on_the_same_clients_is_added():
     """3 rounds of 10 of 100, then 2 visits of client 1 and 5 of client 2; it survives being written down."""
     first = Accountant(CentralPrivacy(1.0, 4.0), 100, 10)

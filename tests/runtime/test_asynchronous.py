@@ -325,6 +325,7 @@ def test_drawn_staleness_is_uniform_up_to_its_maximum(tmp_path):
     assert [row["time"] for row in done.arrivals] == list(range(1, 301))
 
 
+@pytest.mark.in_turn
 def test_clients_decide_uniformly_and_one_a_second(tmp_path):
     """600 uploads of 6 clients: chi-square with 5 degrees of freedom stays below 20.5 (p = 0.001)."""
     done = counting(tmp_path, 600, policy=ClientDecides(), model=toy.mlp())

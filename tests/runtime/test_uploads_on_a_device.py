@@ -86,6 +86,7 @@ def test_arrivals_over_links_come_at_the_times_and_with_the_bits_of_a_run_on_a_c
     assert_close(gpu.server.tables["model"], cpu.server.tables["model"], rtol=0, atol=1e-5)
 
 
+@pytest.mark.in_turn
 def test_nothing_of_a_round_stays_on_the_device(monkeypatch, tmp_path):
     """Its uploads are there when they are mixed, and are gone once the step is over."""
     seen: list[weakref.ref[torch.Tensor]] = []

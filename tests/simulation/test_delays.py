@@ -136,6 +136,7 @@ def test_every_delay_can_be_named_in_a_configuration():
     }
 
 
+@pytest.mark.in_turn
 def test_presence_has_the_share_and_lengths_of_its_model():
     """on 3 s, off 1 s: there three quarters of the time. 200 clients looked at 50 times, 8 s apart."""
     presence = Presence(Availability(3.0, 1.0), key(0))
@@ -144,6 +145,7 @@ def test_presence_has_the_share_and_lengths_of_its_model():
     assert_allclose(here[:, 0].mean(), 0.75, atol=4 * np.sqrt(0.75 * 0.25 / 200))
 
 
+@pytest.mark.in_turn
 def test_work_waits_while_a_client_is_away():
     """The work done between start and end, counted in small steps, is what was asked."""
     presence = Presence(Availability(1.0, 2.0), key(0))

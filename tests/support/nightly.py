@@ -1,4 +1,7 @@
-"""Which nightly tests run after the usual ones: a fourteenth, rotating by date, and those near a change."""
+"""Which tests run: the usual ones, or those of a day of three; of the nightly ones those of a day of fourteen.
+
+Tests near a change run on any day.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from typing import Any
 
 import pytest
 
-DAYS = 14  # of a full cycle
+TURNS = 3  # days of a full cycle of the usual tests
+DAYS = 14  # and of the nightly ones
 NEAR_SHARE = 2 / 3  # of the time: those of the day come first
 SECONDS = 10.0  # on two cores, of a test whose mark names no more: nightly(seconds=60)
 LATE = "no time left: launch/nightly runs all tests"
@@ -26,6 +30,7 @@ SPANNING = {  # kinds of tests that lie in a folder of their own, by the package
 NEAR = pytest.StashKey[bool]()  # of a test that runs only because it is near a change
 BEGIN = pytest.StashKey[float]()  # of the session, in seconds of the epoch
 REPOSITORY = Path(__file__).parents[2]
+TESTPATHS = pytest.Config.ArgsSource.TESTPATHS
 
 
 def day_of(name: str) -> int:
@@ -141,6 +146,31 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = kept
 
 
+def take_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the usual tests of a day of `TURNS`, and those near a change, where an option asks for it.
+
+    A function with several cases runs with some of them, and each of them has its turn; a function whose mark
+    is `in_turn` runs on one day of them. Tests that were chosen by name, mark or path all run.
+    """
+    option = config.option
+    chosen = option.keyword or option.markexpr != "not nightly" or config.args_source != TESTPATHS
+    if not option.in_turn or chosen:
+        return
+    day, changed = int(time.time() // 86400), changed_files(0)
+    functions: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        functions.setdefault(item.nodeid.split("[")[0], []).append(item)
+    left = set[pytest.Item]()
+    for name, cases in functions.items():
+        if is_near(name.replace(os.sep, "/").split("::")[0], changed):
+            continue
+        days = TURNS if cases[0].get_closest_marker("in_turn") else min(TURNS, len(cases))
+        first = day + zlib.crc32(name.encode())
+        left.update(item for number, item in enumerate(cases) if (first + number) % days)
+    config.hook.pytest_deselected(items=[*left])
+    items[:] = [item for item in items if item not in left]
+
+
 def seconds_of(item: pytest.Item) -> float:
     """Return how long a nightly test takes, as its mark says."""
     marker = item.get_closest_marker("nightly")
@@ -178,6 +208,9 @@ def told(reports: Iterable[pytest.TestReport]) -> str:
 
 def options(parser: pytest.Parser) -> None:
     """Add the options that choose nightly tests."""
+    parser.addoption(
+        "--in-turn", action="store_true", help=f"of functions with several cases, those of a day of {TURNS}"
+    )
     days: Sequence[str] = ["today", *map(str, range(DAYS))]
     parser.addoption("--nightly-day", choices=days, help=f"of the nightly tests, those of a day of {DAYS}")
     parser.addoption(

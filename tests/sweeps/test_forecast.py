@@ -91,6 +91,7 @@ def test_runs_that_are_trained_once_for_several_networks_count_once():
     assert "2 cases, 1 trained: about 60 s" in said[0]
 
 
+@pytest.mark.in_turn
 def test_plan_says_how_long_a_sweep_takes(tmp_path, capsys):
     file = tmp_path / "sweep.yaml"
     vary = yaml.safe_load("{algorithm: [fedavg, fedprox], seed: [0, 1]}")

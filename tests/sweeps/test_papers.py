@@ -119,6 +119,7 @@ def varied(sweep: papers.Sweep, pairs: bool) -> list[Case]:
     return chosen
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("pairs", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_every_row_is_a_configuration_of_its_own(pairs):
     """Each value of every key; at night, each row in each group of columns."""

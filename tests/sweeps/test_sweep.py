@@ -878,6 +878,7 @@ def test_figures_that_some_seeds_lack_say_of_how_many_they_are():
     assert over_seeds(rows) == [{"m": "a", "x": "2 ± 1.4 (2 of 3)", "y": "5.0 (2 of 3)"}]
 
 
+@pytest.mark.in_turn
 def test_figures_are_shortened_where_they_are_shown_only(tmp_path):
     """Mean squared errors of targets of a thousandth are about a millionth."""
     x = np.random.default_rng(0).normal(size=(240, 4)).astype(np.float32)

@@ -42,6 +42,7 @@ def summaries(folder: Path) -> dict[str, dict[str, object]]:
     return {p.parent.name: json.loads(p.read_text()) for p in sorted(folder.glob("*/summary.json"))}
 
 
+@pytest.mark.in_turn
 def test_cases_side_by_side_are_those_of_one_after_the_other(mpirun, tmp_path):
     """Three ranks, two groups, one of them of one rank. Half of the cases are copies with other times."""
     place = ["--output.folder", str(tmp_path), "--vary", FEW, "-q"]

@@ -309,6 +309,7 @@ def test_what_is_no_method_is_refused(tmp_path, monkeypatch, capsys):
     assert "is not a subclass of mpifl.Algorithm" in capsys.readouterr().err
 
 
+@pytest.mark.in_turn
 def test_methods_that_need_single_uploads_and_server_sets_get_them(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["check", "ccfl", "--ranks", "1"]) == 0

@@ -25,6 +25,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(  # a sweep draws a figure
     "kind", [pytest.param(kind, marks=[pytest.mark.nightly] * (kind == "sweep")) for kind in TEMPLATES]
 )

@@ -89,6 +89,7 @@ def by_hand(start: torch.Tensor, rates: list[float], config: LocalConfig, mu: fl
     return w
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("mu", [0.0, 0.5])
 def test_a_module_takes_its_own_steps_and_a_method_adds_to_its_gradients(mu):
     """Passes of 4 batches at rates 0.1 and 0.05, as its scheduler says."""

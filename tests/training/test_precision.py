@@ -85,6 +85,7 @@ def test_layers_make_bfloat16_in_training_and_float32_in_evaluation():
     assert set(made) == {torch.float32}
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", MOST)
 def test_a_stack_of_clients_is_near_each_of_them_alone(name):
     one = learner(name)

@@ -199,6 +199,7 @@ def test_samples_are_not_weighed_where_a_loss_is_no_mean_over_them():
         train_components(client, torch.zeros(2, 3), torch.ones(2, 4), key(0))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("task", [Losses(), Whole(), Batch()], ids=["losses", "whole", "batch"])
 @pytest.mark.parametrize("kernels", [True, False])
 def test_a_derived_task_is_trained_on_its_own_loss(task, kernels):
