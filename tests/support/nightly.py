@@ -1,4 +1,4 @@
-"""Which tests run: the usual ones, or those of a day of three; of the nightly ones those of a day of fourteen.
+"""Which tests run: all usual ones or those of a day of three; of nightly ones those of a day of fourteen.
 
 Tests near a change run on any day.
 """
