@@ -309,3 +309,38 @@ def test_ifca_misses_groups_of_two_seeds_and_feddrift_those_of_every_arrival_on_
     assert f"({there('swap', 'arrivals 12', 'FedDrift', 'ari').mean():.2f})" in ON_MNIST
     most = max(there("no drift", way, row, "ari").mean() for way in SHOWN for row in ("CFL", "FeSEM"))
     assert f"at most {most:.2f}" in ON_MNIST
+
+
+def gains(world, *rows):
+    """Return what looking again adds on MNIST, of each seed, for each method and way."""
+    return [there(world, way, PAIRS[row]) - there(world, way, row) for row in rows for way in SHOWN]
+
+
+def test_emd_cfl_finds_most_groups_that_moved_at_several_times_the_bytes_on_mnist():
+    once, again = (
+        [there("swap", way, row, "ari").mean() for way in SHOWN] for row in ("EMD-CFL", PAIRS["EMD-CFL"])
+    )
+    assert f"to {span(again, 2)} (once: {span(once, 2)})" in ON_MNIST
+    assert f"adds {span([gain.mean() for gain in gains('swap', 'EMD-CFL')])} points, for" in ON_MNIST
+    times = [
+        (there("swap", way, PAIRS["EMD-CFL"], "bytes") / there("swap", way, "EMD-CFL", "bytes")).mean()
+        for way in SHOWN
+    ]
+    assert f"for {span(times)} times the bytes" in ON_MNIST
+
+
+def test_where_groups_split_a_number_of_models_that_is_not_fixed_pays_on_mnist():
+    found = [gain.mean() for gain in gains("split", *PAIRS)]
+    assert f"adds {span(found)} points to PACFL, FlexCFL and EMD-CFL" in ON_MNIST
+    ahead, behind = (
+        [sign * (there("split", way, "FedDrift") - there("split", way, row)).mean() for way in SHOWN]
+        for sign, row in ((1, "IFCA"), (-1, "Oracle"))
+    )
+    assert f"{span(ahead)} points ahead of IFCA and its four models, and {span(behind)} behind" in ON_MNIST
+
+
+def test_looking_again_finds_nothing_where_mixtures_of_classes_change_on_mnist():
+    found = {row: gains("label", row) for row in PAIRS}
+    assert not np.any([found["PACFL"], found["FlexCFL"]])
+    assert f"and {span([gain.mean() for gain in found['EMD-CFL']])} to EMD-CFL" in ON_MNIST
+    assert not any(map(excludes_0, found["EMD-CFL"]))
