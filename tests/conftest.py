@@ -92,7 +92,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many nightly tests were left out for want of time."""
+    """Say how many tests have their turn on another day, or were left out for want of time."""
+    if left := terminalreporter.config.stash.get(nightly.OTHER_DAYS, 0):
+        terminalreporter.write_line(
+            f"{left} tests have their turn on another day: launch/test --all runs them"
+        )
     if line := nightly.told(terminalreporter.stats.get("skipped", ())):
         terminalreporter.write_line(line, yellow=True)
 

@@ -50,6 +50,7 @@ def test_with_unequal_steps_it_is_not(tmp_path):
     assert float((runs[0].models() - runs[1].models()).abs().max()) > 1e-3
 
 
+@pytest.mark.in_turn
 def test_running_statistics_stay_averages(tmp_path):
     """Batch norm's variances would turn negative if they were stretched like the parameters."""
     from mpifl.models import MODELS

@@ -30,6 +30,8 @@ from mpifl.core.errors import UserError
 from mpifl.results import reader as finished
 from mpifl.results.identity import deciding
 
+pytestmark = pytest.mark.in_turn
+
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 UCFL = "{name: ucfl, streams: -1, noise_batch: 20}"
 RUNS = {

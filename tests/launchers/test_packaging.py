@@ -19,6 +19,8 @@ from mpifl.results.identity import code
 from mpifl.tools.documentation import pages
 from mpifl.tools.starter_files import JOB_SCRIPTS
 
+pytestmark = pytest.mark.in_turn
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -101,7 +103,6 @@ def said(wheel: Path, *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.in_turn
 def test_a_wheel_has_the_pages_that_help_names(wheel):
     assert Path(said(wheel, "docs", "--path").strip()) == (wheel / "mpifl" / "docs").resolve()
     assert "mpifl docs how-to" in " ".join(said(wheel, "--help").split())
@@ -139,7 +140,6 @@ def test_a_wheel_carries_no_pictures_and_no_programs_of_the_site(wheel):
     assert not (wheel / "mpifl" / "docs" / "site.py").exists()
 
 
-@pytest.mark.in_turn
 def test_a_wheel_and_a_checkout_are_the_same_code(wheel):
     command = [sys.executable, "-c", "from mpifl.results.identity import code; print(code())"]
     environment = {**os.environ, "PYTHONPATH": str(wheel)}

@@ -15,6 +15,8 @@ from numpy.testing import assert_array_equal
 from support import toy
 from support.runs import CONFIG, SCRIPT, Alone, Runs, columns_of
 
+pytestmark = pytest.mark.in_turn
+
 FEW = ["--cohort_size", "5", "--rounds", "12", "--delay", "{name: exponential, mean_s: 2}"]
 CCFL = [
     *("--policy", "client_decides", "--rounds", "16", "--data.scenario"),
@@ -135,7 +137,6 @@ def alone(tmp_path_factory, cache) -> Alone:
     return Alone(tmp_path_factory.mktemp("alone"), RUNS, "--data.cache", str(cache))
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("ranks", [3, *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 6))])
 def test_virtual_time_gives_the_same_run_on_any_number_of_ranks(ranks, alone, at):
     there = at(ranks)

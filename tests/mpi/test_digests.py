@@ -22,6 +22,8 @@ from support.runs import CONFIG, HOSTED, RUNS, SCRIPT, TABLES, Alone, Runs, colu
 
 from mpifl.results.reader import load
 
+pytestmark = pytest.mark.in_turn
+
 FEW = (  # on one process and on three ranks; all of them, also on other numbers of ranks, are nightly
     "costs-all-looks",
     *("fedavg", "fedavg-gathered", "fedavg-measured", "ifca", "cfl", "emdcfl-half", "emdcfl-server"),
@@ -87,7 +89,6 @@ def there(request, mpirun, cache, tmp_path_factory) -> There:
     return runs
 
 
-@pytest.mark.in_turn
 def test_digests_and_tables_do_not_depend_on_the_ranks(alone, there):
     for name in there.names:
         one, other = alone.summary(name), there.summary(name)

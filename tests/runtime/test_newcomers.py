@@ -74,6 +74,7 @@ def test_newcomers_are_drawn_from_the_step_on_in_which_they_join(tmp_path):
         assert row["read_version"] == (6 if k in GROUP else 0)
 
 
+@pytest.mark.in_turn
 def test_newcomers_may_join_one_by_one(tmp_path):
     late = Newcomers(groups=(1,), joins_s=2.0, spread_s=4.0)
     found = run("fedasync", tmp_path, 40, late, policy=WHEN_DONE, delay=Constant(0.5))

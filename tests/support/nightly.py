@@ -1,4 +1,4 @@
-"""Which tests run: all usual ones or those of a day of three; of nightly ones those of a day of fourteen.
+"""Which tests run: all usual ones or those of a day of four; of nightly ones those of a day of fourteen.
 
 Tests near a change run on any day.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-TURNS = 3  # days of a full cycle of the usual tests
+TURNS = 4  # days of a full cycle of the usual tests
 DAYS = 14  # and of the nightly ones
 NEAR_SHARE = 2 / 3  # of the time: those of the day come first
 SECONDS = 10.0  # on two cores, of a test whose mark names no more: nightly(seconds=60)
@@ -28,6 +28,7 @@ SPANNING = {  # kinds of tests that lie in a folder of their own, by the package
     "malformed": {"cli", "core"},
 }
 NEAR = pytest.StashKey[bool]()  # of a test that runs only because it is near a change
+OTHER_DAYS = pytest.StashKey[int]()  # how many usual tests have their turn on another day
 BEGIN = pytest.StashKey[float]()  # of the session, in seconds of the epoch
 REPOSITORY = Path(__file__).parents[2]
 TESTPATHS = pytest.Config.ArgsSource.TESTPATHS
@@ -149,8 +150,9 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
 def take_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the usual tests of a day of `TURNS`, and those near a change, where an option asks for it.
 
-    A function with several cases runs with some of them, and each of them has its turn; a function whose mark
-    is `in_turn` runs on one day of them. Tests that were chosen by name, mark or path all run.
+    A function with several cases runs with some of them, and each of them has its turn. Functions whose mark
+    is `in_turn` run on one day of them; those of a file, which may share a set-up, on the same. Tests that
+    were chosen by name, mark or path all run.
     """
     option = config.option
     chosen = option.keyword or option.markexpr != "not nightly" or config.args_source != TESTPATHS
@@ -162,12 +164,16 @@ def take_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
         functions.setdefault(item.nodeid.split("[")[0], []).append(item)
     left = set[pytest.Item]()
     for name, cases in functions.items():
-        if is_near(name.replace(os.sep, "/").split("::")[0], changed):
+        file = name.replace(os.sep, "/").split("::")[0]
+        if is_near(file, changed):
             continue
-        days = TURNS if cases[0].get_closest_marker("in_turn") else min(TURNS, len(cases))
-        first = day + zlib.crc32(name.encode())
+        if cases[0].get_closest_marker("in_turn"):
+            left.update(cases if (day + zlib.crc32(file.encode())) % TURNS else ())
+            continue
+        first, days = day + zlib.crc32(name.encode()), min(TURNS, len(cases))
         left.update(item for number, item in enumerate(cases) if (first + number) % days)
     config.hook.pytest_deselected(items=[*left])
+    config.stash[OTHER_DAYS] = len(left)
     items[:] = [item for item in items if item not in left]
 
 

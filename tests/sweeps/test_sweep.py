@@ -64,6 +64,7 @@ def test_each_run_of_a_job_counts_its_own_bytes(tmp_path):
     assert counted == [5, 5]
 
 
+@pytest.mark.in_turn
 def test_a_sweep_runs_every_combination_and_writes_a_table_and_a_figure(drawn, tmp_path, capsys):
     place = ["--output.folder", str(tmp_path), "--output.id", "x"]
     folder = sweep(TINY, ["--vary", VARY, *ASYNC, *place], Single())

@@ -218,6 +218,7 @@ def test_published_numbers_stand_in_the_row_and_group_that_they_were_printed_for
     assert lines(table, more)[0].cells[1].measured == ""
 
 
+@pytest.mark.in_turn
 def test_two_processes_share_a_sweep_and_its_table(tmp_path):
     file, place = file_of(tmp_path), ["--output.folder", str(tmp_path), "--output.id", "x"]
     one = sweep(file, place, Single(), True, Part.of(share="1/2"))

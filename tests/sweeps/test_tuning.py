@@ -22,6 +22,8 @@ from mpifl.sweeps import tuning
 from mpifl.sweeps.cases import ALL, Part, cases, read, unchecked_cases
 from mpifl.sweeps.table import Result, markdown
 
+pytestmark = pytest.mark.in_turn
+
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 VALIDATION = {"data": {"scenario": {"validation": 0.3}}}
 VARY = {
@@ -92,7 +94,6 @@ def test_the_best_candidate_on_validation_data_is_what_the_sweep_runs_with(whole
     assert not list(folder.glob("t-many-Local-*")), "left out"
 
 
-@pytest.mark.in_turn
 def test_two_processes_with_parts_run_every_candidate_and_case_once(whole, tmp_path):
     """The first part runs the candidates of both, because nobody else does; the other finds them complete."""
     first = tuned(tmp_path, "--output.id", "x", part=Part.of(share="1/2"))
@@ -109,7 +110,6 @@ def test_two_processes_with_parts_run_every_candidate_and_case_once(whole, tmp_p
         assert one["digest"] == other["digest"]
 
 
-@pytest.mark.in_turn
 def test_some_rows_need_their_own_candidates_only(tmp_path):
     folder = tuned(tmp_path, "--output.id", "x", part=Part.of(["rows=IFCA", "columns=few", "seed=0"]))
     assert len(choices(folder)) == 4
@@ -119,7 +119,6 @@ def test_some_rows_need_their_own_candidates_only(tmp_path):
     assert len(choices(folder)) == 8
 
 
-@pytest.mark.in_turn
 def test_a_sweep_that_stopped_among_its_candidates_goes_on_with_both_stages(tmp_path, monkeypatch):
     """From another folder, and by the command that is printed where it stops."""
     part = Part.of(["rows=IFCA", "columns=few"])

@@ -349,6 +349,7 @@ class Mine(mpifl.Trainer):
 GOOD = {"LR": "0.1", "LOSS": "context.loss(module, x, y, index)", "DIRECT": "context.direct()"}
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
