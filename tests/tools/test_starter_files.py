@@ -20,7 +20,11 @@ SHORT = ["--rounds", "1", "--local.epochs", "1", "--model", "{name: mlp, hidden:
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def here(tmp_path, tmp_path_factory, monkeypatch):
+    """A folder, and a Python that knows no other: mpifl still finds modules beside files of earlier tests."""
+    base = str(tmp_path_factory.getbasetemp())
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if not place.startswith(base)])
+    monkeypatch.delitem(sys.modules, "my_method", raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
