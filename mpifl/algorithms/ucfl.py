@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from annotated_types import Ge
 
-from mpifl.clustering.distances import squared_distances
+from mpifl.clustering.distances import squared_distances, submatrix
 from mpifl.clustering.partitions import kmeans, kmeans_by_silhouette
 from mpifl.core.capabilities import Capability
 from mpifl.core.computation import Asked, Held
@@ -181,7 +181,7 @@ class UCFL(NewClients, RememberedUploads, PlainVisits, Algorithm):
             kept["num_samples"] = np.zeros(N, np.int64)
             kept |= _taken(kept, fingerprints, delta)
         W = self._weights(delta, fingerprints["variance"].astype(np.float64), fingerprints.num_samples)
-        assign, state = self._streams(W if len(everyone) == N else _of_all(W, everyone, N), everyone)
+        assign, state = self._streams(_of_all(W, everyone, N), everyone)
         tables = {"gradient": torch.zeros(N, problem.layout.num_parameters)} if self.keep_gradients else {}
         return problem.server(problem.alike(len(mixtures(state))), assign, {**state, **kept}, **tables)
 
@@ -222,10 +222,9 @@ class UCFL(NewClients, RememberedUploads, PlainVisits, Algorithm):
         apart[:, fingerprints.client] = squared_distances(fingerprints["gram"])
         kept = _taken(server.algorithm_state, fingerprints, apart)
         everyone, N = np.flatnonzero(kept["known"]), len(server.assign)
-        all_sent = len(everyone) == N  # then whole matrices [N, N] are copied or taken, which is faster
-        delta = kept["apart"].copy() if all_sent else kept["apart"][np.ix_(everyone, everyone)]
+        delta = submatrix(kept["apart"], everyone)
         W = self._weights(delta, kept["variance"][everyone], kept["num_samples"][everyone])
-        assign, state = self._streams(W if all_sent else _of_all(W, everyone, N), everyone)
+        assign, state = self._streams(_of_all(W, everyone, N), everyone)
         mixings = [_kept(server, fingerprints)]
         if "weights" in state:
             rows_of = (np.arange(len(state["weights"]))[:, None] == assign[everyone]).astype(float)  # [K, n]
@@ -299,6 +298,8 @@ def _taken(state: Mapping[str, np.ndarray], sent: Notes, apart: np.ndarray) -> d
 
 def _of_all(W: np.ndarray, everyone: np.ndarray, num_clients: int) -> np.ndarray:
     """Return the weights [N, N] of all users; those of the others than `everyone` are 0."""
+    if len(W) == num_clients:
+        return W
     out = np.zeros((num_clients, num_clients))
     out[np.ix_(everyone, everyone)] = W
     return out

@@ -295,7 +295,7 @@ def kmeans(
 
 
 def kmeans_of_gram(
-    gram: np.ndarray, k: int, *, groups: np.ndarray | None = None, seed: int = 0, n_init: int = 10
+    gram: np.ndarray, k: int, *, groups: np.ndarray | None = None, n_init: int = 10
 ) -> np.ndarray:
     """Return the labels [n] that `kmeans` gives to all principal coordinates of n vectors about their mean.
 
@@ -304,7 +304,6 @@ def kmeans_of_gram(
         k: number of clusters, at most n.
         groups: whose means are the centres to start from, bool [k, n]. Then label j belongs to the j-th of
             them; otherwise labels are numbered by first appearance.
-        seed: seed of k-means++, below 2**32.
         n_init: number of starts without `groups`.
     """
     centred = gram - gram.mean(0) - gram.mean(1)[:, None] + gram.mean()
@@ -313,7 +312,7 @@ def kmeans_of_gram(
             return _lloyd(centred, groups, float(np.abs(gram.diagonal()).max()))
     points = principal_coordinates(centred, len(gram))
     if groups is None:
-        return kmeans(points, k, seed=seed, n_init=n_init).labels
+        return kmeans(points, k, n_init=n_init).labels
     return kmeans(points, k, init=np.stack([points[group].mean(0) for group in groups])).labels
 
 

@@ -123,11 +123,18 @@ def resume_sweep(
 
     Args:
         folder: the sweep's folder.
-        transport: as all further arguments, and what is returned and raised, see `sweep`.
-        quiet: see there.
-        part: see there; a sweep without such a case is refused.
-        jobs: see there.
-        keep_going: see there.
+        transport: connects the ranks; every rank calls.
+        quiet: whether to print nothing.
+        part: the cases that this process runs.
+        jobs: number of cases that run at the same time, each on a group of the ranks.
+        keep_going: whether the other cases run although one has failed.
+
+    Returns:
+        The sweep's folder on rank 0, None on the others.
+
+    Raises:
+        UserError: the sweep has no such case, or there are too few ranks. Otherwise as in `sweep`.
+        Stopped: a signal ended the sweep.
     """
 
     def begin() -> dict[str, Any]:

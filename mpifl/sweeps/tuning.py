@@ -284,11 +284,17 @@ def resume(
 
     Args:
         folder: the sweep's folder.
-        transport: as all further arguments, and what is returned and raised, see `sweep`.
-        quiet: see there.
-        part: see there; rows are those of either stage.
-        jobs: see there.
-        keep_going: see there.
+        transport: connects the ranks; every rank calls.
+        quiet: whether to print nothing.
+        part: the cases that this process runs; rows are those of either stage.
+        jobs: number of cases that run at the same time, each on a group of the ranks.
+        keep_going: whether the other cases of a stage run although one has failed.
+
+    Returns:
+        The sweep's folder on rank 0, None on the others.
+
+    Raises:
+        UserError: as `sweep` and `sweep.resume_sweep`.
     """
     began = on_server(transport, lambda: started_with(folder))
     tree = began.get("chooses_for")

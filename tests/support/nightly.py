@@ -103,9 +103,19 @@ def covering(*lists: Sequence[Any], ids: Callable[[Any], str] = str) -> list[Any
     ]
 
 
+def date() -> int:
+    """Return the number of days since the epoch, in UTC."""
+    return int(time.time() // 86400)
+
+
 def today() -> tuple[int, int]:
-    """Return the number of the cycle and the day of it, from the date in UTC."""
-    return divmod(int(time.time() // 86400), DAYS)
+    """Return the number of the cycle and the day of it."""
+    return divmod(date(), DAYS)
+
+
+def file_of(item: pytest.Item) -> str:
+    """Return the path of the file of a test, from the root."""
+    return item.nodeid.replace(os.sep, "/").split("::")[0]
 
 
 def changed_files(hours: float) -> list[str]:
@@ -140,7 +150,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     kept, left = [], []
     for item in items:
         of_the_day = day_of(name_of(item)) == day
-        near = is_near(item.nodeid.replace(os.sep, "/").split("::")[0], changed)
+        near = is_near(file_of(item), changed)
         (kept if of_the_day or near else left).append(item)
         item.stash[NEAR] = not of_the_day
     config.hook.pytest_deselected(items=left)
@@ -158,13 +168,13 @@ def take_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen = option.keyword or option.markexpr != "not nightly" or config.args_source != TESTPATHS
     if not option.in_turn or chosen:
         return
-    day, changed = int(time.time() // 86400), changed_files(0)
+    day, changed = date(), changed_files(0)
     functions: dict[str, list[pytest.Item]] = {}
     for item in items:
         functions.setdefault(item.nodeid.split("[")[0], []).append(item)
     left = set[pytest.Item]()
     for name, cases in functions.items():
-        file = name.replace(os.sep, "/").split("::")[0]
+        file = file_of(cases[0])
         if is_near(file, changed):
             continue
         if cases[0].get_closest_marker("in_turn"):
