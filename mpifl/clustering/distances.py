@@ -239,13 +239,13 @@ def column_angles(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> n
         some: m bases, each with its columns as rows [p, D], see `rounded_columns`.
         others: n bases.
     """
-    cosines, left = np.empty((len(some), len(others))), np.concatenate(some)
+    cosines, left, starts = np.empty((len(some), len(others))), np.concatenate(some), _starts(some)
     blocks = [others[lo : lo + BLOCK] for lo in range(0, len(others), BLOCK)]
     heights = [sum(map(len, block)) for block in blocks]
     columns = np.empty((max(heights), left.shape[1]))  # of one block, small enough for the processor's cache
     for lo, block, height in zip(range(0, len(others), BLOCK), blocks, heights, strict=True):
         products = left @ np.concatenate(block, out=columns[:height]).T
-        most = np.maximum.reduceat(products, _starts(some), axis=0)
+        most = np.maximum.reduceat(products, starts, axis=0)
         cosines[:, lo : lo + BLOCK] = np.maximum.reduceat(most, _starts(block), axis=1)
     return np.asarray(np.degrees(np.arccos(np.clip(cosines, -1.0, 1.0))))
 

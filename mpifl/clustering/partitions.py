@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,7 @@ from mpifl.core.errors import require
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
-# two rows of distances -> that of the merged cluster
-Join: TypeAlias = "Callable[[np.ndarray, np.ndarray], np.ndarray]"
-SMALL, SHARE = 64, 0.7  # a larger matrix is made smaller once it has fewer clusters than this share of rows
+FAR = 2.0**1022  # an unknown distance; a sum of two is finite, the mean with known ones far beyond these
 EPS = 2.0**-52  # of float64, without NumPy: `mpifl list` imports this
 ITERATIONS = 300  # most iterations of k-means
 TOLERANCE = 1e-4  # scikit-learn's: k-means ends once its centres move less, in units of the mean variance
@@ -139,16 +137,22 @@ def agglomerative(
         require(1 <= n_clusters <= n, "n_clusters", n_clusters, f"there are {n} clients to group")
     if n == 1:
         return np.zeros(1, np.int64)
-    from scipy.cluster.hierarchy import linkage as build
-
-    tree = build(np.asarray(distances, np.float64)[np.triu_indices(n, 1)], linkage)
+    tree = _tree(np.asarray(distances, np.float64), linkage)
     merges = n - n_clusters if n_clusters is not None else int((tree[:, 2] < threshold).sum())
-    return _cut(tree[:merges, :2].astype(np.int64), n)
+    return _cut(tree[:merges], n)
 
 
-def _cut(merges: np.ndarray, n: int) -> np.ndarray:
-    """Return labels [n] after merges [k, 2] of nodes, numbered as SciPy does: merge i makes node n + i."""
-    label = np.arange(n + len(merges))
+def _tree(distances: np.ndarray, method: str) -> np.ndarray:
+    """Return SciPy's merges [n - 1, 4] of n nodes by their distances [n, n]: two nodes, height, size."""
+    from scipy.cluster.hierarchy import linkage
+    from scipy.spatial.distance import squareform
+
+    return np.asarray(linkage(squareform(distances, checks=False), method))
+
+
+def _cut(tree: np.ndarray, n: int) -> np.ndarray:
+    """Return labels [n] after merges [k, 4] of nodes, numbered as SciPy does: merge i makes node n + i."""
+    merges, label = tree[:, :2].astype(np.int64), np.arange(n + len(tree))
     for i in reversed(range(len(merges))):
         label[merges[i]] = label[n + i]  # both children belong where their parent belongs
     return canonical(label[:n])
@@ -163,12 +167,8 @@ def merge_closest(distances: np.ndarray, threshold: float, linkage: str = "avera
         linkage: distance of a merged cluster to another: `average`, the plain mean of the two rows whatever
             their sizes (WPGMA), `maximum` or `minimum` of the two.
     """
-    join: dict[str, Join] = {
-        "average": lambda a, b: (a + b) / 2,
-        "maximum": np.maximum,
-        "minimum": np.minimum,
-    }
-    require(linkage in join, "linkage", linkage, f"give one of {', '.join(join)}")
+    methods = {"average": "weighted", "maximum": "complete", "minimum": "single"}  # SciPy's names
+    require(linkage in methods, "linkage", linkage, f"give one of {', '.join(methods)}")
     d = np.asarray(distances, np.float64)
     near = d <= min(threshold, float(np.finfo(np.float64).max))  # an unknown distance merges nobody
     np.fill_diagonal(near, False)
@@ -176,7 +176,12 @@ def merge_closest(distances: np.ndarray, threshold: float, linkage: str = "avera
     for first in np.unique(labels) if linkage != "minimum" else ():
         group = np.flatnonzero(labels == first)
         if np.count_nonzero(near[group]) < len(group) * (len(group) - 1):  # else all of them merge
-            labels[group] = group[_merged(d[np.ix_(group, group)], threshold, join[linkage])]
+            inside = d[group][:, group]
+            known = np.isfinite(inside)
+            tree = _tree(np.where(known, inside, FAR), methods[linkage])
+            merges = int((tree[:, 2] <= min(threshold, inside[known].max())).sum())
+            found = _cut(tree[:merges], len(group))
+            labels[group] = group[np.unique(found, return_index=True)[1]][found]  # the first member of each
     return canonical(labels)
 
 
@@ -191,45 +196,6 @@ def _connected(near: np.ndarray) -> np.ndarray:
             label[reached] = first
             reached = np.flatnonzero(near[reached].any(0) & (label < 0))
     return label
-
-
-def _merged(d: np.ndarray, threshold: float, join: Join) -> np.ndarray:
-    """Return the first member [n] of the cluster of each node: merge the closest pair, one after the other.
-
-    Args:
-        d: distances [n, n], symmetric; overwritten.
-        threshold: the largest distance at which two merge.
-        join: two rows of distances -> that of the merged cluster.
-    """
-    d[np.isnan(d)] = np.inf
-    np.fill_diagonal(d, np.inf)
-    into, who = list(range(len(d))), np.arange(len(d))  # who: the first node of the cluster of each row
-    nearest, gone = d.argmin(1), 0  # nearest: the first of equals
-    least, stale = d[who, nearest], np.zeros(len(d), bool)  # stale: `least` is a lower bound
-    while least[i := int(least.argmin())] <= threshold:
-        if stale[i]:  # measure all rows that may be nearest
-            rows = np.flatnonzero(stale & (least <= np.where(stale, np.inf, least).min()))
-            found = d[rows]
-            nearest[rows], stale[rows] = found.argmin(1), False
-            least[rows] = d[rows, nearest[rows]]
-            continue
-        j = int(nearest[i])
-        if i == j:
-            break
-        d[i] = d[:, i] = join(d[i], d[j])  # i < j by symmetry
-        d[j] = d[:, j] = np.inf
-        d[i, i] = np.inf
-        into[who[j]] = int(who[i])
-        # nobody is nearer to the merged cluster than it was to the nearer of the two
-        stale |= (nearest == i) | (nearest == j) | (d[i] <= least)
-        least[j], stale[i], gone = np.inf, True, gone + 1
-        if len(d) - gone < SHARE * len(d) > SMALL:
-            there = np.isin(who, [k for k, parent in enumerate(into) if k == parent])
-            d, who, least, stale = d[np.ix_(there, there)], who[there], least[there], stale[there]
-            nearest, gone = (there.cumsum() - 1)[nearest[there]], 0
-    for k, parent in enumerate(into):  # a cluster is named by its first node
-        into[k] = into[parent]
-    return np.array(into)
 
 
 def bipartition(similarity: np.ndarray, linkage: str = "complete") -> np.ndarray:

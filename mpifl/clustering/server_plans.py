@@ -114,25 +114,17 @@ def inherited(
     Returns:
         The labels, and for each new cluster the old one from which it split; -1: it has only new clients.
     """
-    groups, counts = np.unique(labels), np.zeros((int(labels.max()) + 1, max(num_old, 1)), np.int64)
-    np.add.at(counts, (labels[old >= 0], old[old >= 0]), 1)
+    groups, of = np.unique(labels, return_inverse=True)
+    counts = np.zeros((len(groups), max(num_old, 1)), np.int64)
+    np.add.at(counts, (of[old >= 0], old[old >= 0]), 1)
     claims = np.where(counts.any(1), counts.argmax(1), -1)  # [K]
-    out, parents = np.empty(len(labels), np.int64), list[int]()
-    for group in groups:
-        members, name = labels == group, int(claims[group])
-        rivals = groups[claims[groups] == name]
-        stays = name >= 0 and (
-            not again[members & (old >= 0)].all() or group == _largest(counts[:, name], rivals)
-        )
-        if not stays:
-            parents.append(name)
-        out[members] = name if stays else num_old + len(parents) - 1
-    return out, parents
-
-
-def _largest(counts: np.ndarray, groups: np.ndarray) -> int:
-    """Return the one of some groups with the largest count, the first of equals."""
-    return int(groups[counts[groups].argmax()])
+    stays = np.zeros(len(groups), bool)
+    stays[of[(old >= 0) & ~again]] = True  # a member sent nothing
+    largest_first = np.argsort(-counts[np.arange(len(groups)), claims], kind="stable")
+    stays[largest_first[np.unique(claims[largest_first], return_index=True)[1]]] = True  # one of each claim
+    stays &= claims >= 0
+    names = np.where(stays, claims, num_old - 1 + np.cumsum(~stays))
+    return names[of], claims[~stays].tolist()
 
 
 def client_centroids(samples: np.ndarray, k: int, rows: int) -> np.ndarray:

@@ -139,30 +139,53 @@ def test_pacfl_merging_agrees_with_weighted_linkage_of_scipy():
         assert_array_equal(G.merge_closest(d, t), G.canonical(fcluster(tree, t, "distance")))
 
 
+JOIN = {"average": lambda a, b: (a + b) / 2, "maximum": np.maximum, "minimum": np.minimum}
+
+
 def merged_by_brute_force(distances, threshold, linkage):
-    """Merge the first closest pair of all, one after the other."""
-    d, label = distances.copy(), np.arange(len(distances))
+    """Merge the closest pair, one after the other: all partitions, whichever of equals is taken."""
+    d = np.where(np.isnan(distances), np.inf, distances)
     np.fill_diagonal(d, np.inf)
-    join = {"average": lambda a, b: (a + b) / 2, "maximum": np.maximum, "minimum": np.minimum}[linkage]
-    while d.min() <= threshold:
-        i, j = np.unravel_index(d.argmin(), d.shape)
-        d[i] = d[:, i] = join(d[i], d[j])
-        d[i, i], d[j], d[:, j] = np.inf, np.inf, np.inf
-        label[label == label[j]] = label[i]
-    return G.canonical(label)
+    out, open_ones, seen = set(), [(d, tuple(range(len(d))))], set()
+    while open_ones:
+        d, label = open_ones.pop()
+        if not np.isfinite(d.min()) or d.min() > threshold:
+            out.add(tuple(G.canonical(np.array(label)).tolist()))
+        else:
+            for i, j in np.argwhere(np.triu(d == d.min())).tolist():
+                merged, names = d.copy(), tuple(i if each == j else each for each in label)
+                merged[i] = merged[:, i] = JOIN[linkage](d[i], d[j])
+                merged[i, i], merged[j], merged[:, j] = np.inf, np.inf, np.inf
+                state = (names, merged.tobytes())
+                if state not in seen:
+                    seen.add(state)
+                    open_ones.append((merged, names))
+    return out
 
 
 @pytest.mark.parametrize("linkage", ["average", "maximum", "minimum"])
-def test_merging_takes_the_first_closest_pair_also_among_many_equals(linkage):
+def test_merging_takes_one_of_the_closest_pairs_also_among_many_equals(linkage):
     """Distances are small integers, or unknown."""
     random = np.random.default_rng(2)
-    for n in random.integers(2, 12, size=60):
+    for n in random.integers(2, 7, size=60):
         upper = np.triu(random.choice([1.0, 2.0, 2.0, 3.0, 4.0, np.inf], size=(n, n)), 1)
         d = np.where(upper > 0, upper, 0) + np.where(upper > 0, upper, 0).T
-        for threshold in (1.0, 2.5):
-            assert_array_equal(
-                G.merge_closest(d, threshold, linkage), merged_by_brute_force(d, threshold, linkage)
-            )
+        for threshold in (1.0, 2.5, np.inf):
+            found = tuple(G.merge_closest(d, threshold, linkage).tolist())
+            assert found in merged_by_brute_force(d, threshold, linkage)
+
+
+@pytest.mark.parametrize("linkage", ["average", "maximum"])
+def test_clients_with_equal_statistics_merge_first_and_count_as_one(linkage):
+    """Distances of distinct points have no ties: the partition is that of the distinct ones."""
+    random = np.random.default_rng(3)
+    for n in random.integers(2, 30, size=20):
+        points, same = random.normal(size=(n, 2)), random.integers(n, size=3 * n)
+        d = np.linalg.norm(points[:, None] - points[None], axis=2)
+        labels = G.merge_closest(d[np.ix_(same, same)], 1.0, linkage)
+        used = np.unique(same)
+        expected = G.merge_closest(d[np.ix_(used, used)], 1.0, linkage)
+        assert_array_equal(labels, G.canonical(expected[np.searchsorted(used, same)]))
 
 
 @pytest.mark.parametrize("linkage", ["average", "maximum", "minimum"])
@@ -175,7 +198,7 @@ def test_merging_in_groups_apart_is_merging_in_all(linkage):
         unknown = np.triu(random.random((50, 50)) < 0.03, 1)
         told = np.where(unknown | unknown.T, np.nan, d)
         for threshold in (0.5, 1.5, 3.0, np.inf):
-            expected = merged_by_brute_force(np.nan_to_num(told, nan=np.inf), min(threshold, 1e300), linkage)
+            (expected,) = merged_by_brute_force(told, threshold, linkage)
             assert_array_equal(G.merge_closest(told, threshold, linkage), expected)
 
 
