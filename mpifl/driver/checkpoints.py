@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
+from mpifl.core.capabilities import STEPS
 from mpifl.core.errors import Stopped, UserError, require
 from mpifl.core.files import try_lock, write_json
 from mpifl.results import checkpoint_files, run_folder
@@ -30,6 +31,8 @@ from mpifl.runtime.run_state import SAVE, STOP, Checkpointer, FileSums, Saved
 from mpifl.runtime.server_step import ServerStep
 from mpifl.supervision.logging import warn
 from mpifl.supervision.signals import Signals
+
+from .shared_steps import SharedSteps
 
 
 class Checkpoints(Checkpointer):
@@ -45,6 +48,7 @@ class Checkpoints(Checkpointer):
         every: server steps between checkpoints; 0 for none by steps.
         minutes: real minutes between checkpoints; 0 for none by time.
         keep: number of checkpoints to keep.
+        shared: of a case of a sweep, the steps that it shares with others.
 
     Attributes:
         about: as given; of a resumed run, its `surroundings` also hold what was different before.
@@ -65,8 +69,9 @@ class Checkpoints(Checkpointer):
         every: int,
         minutes: float,
         keep: int,
+        shared: SharedSteps | None = None,
     ) -> None:
-        self.run_folder, self.signals, self.say = folder, signals, say
+        self.run_folder, self.signals, self.say, self.shared = folder, signals, say, shared
         self.every, self.minutes, self.keep = every, minutes, keep
         self.recorder, self.about = recorder, dict(about)
         self._now: Mapping[str, Any] = self.about.get("surroundings", {})  # of this process
@@ -105,12 +110,27 @@ class Checkpoints(Checkpointer):
 
     # -- the start of a run ------------------------------------------------------------------------------
 
-    def create(self) -> None:
-        """Give a new run its identifier, and lock its folder; on rank 0."""
+    def create(self) -> Saved | None:
+        """Give a new run its identifier, and lock its folder; on rank 0.
+
+        Returns the state after the steps that it shares with other cases, if one of them has taken them.
+        """
         started = datetime.now().astimezone().isoformat(timespec="seconds")
         about = {"id": secrets.token_hex(8), "format": run_folder.FORMAT, "started": started}
         write_json(self.run_folder / "run.json", about)
         self._lock = locked(self.run_folder)
+        return self._shared_state()
+
+    def _shared_state(self) -> Saved | None:
+        """Return the state after the shared steps, as if this run had taken them; None if it is not there."""
+        content = None if self.shared is None else self.shared.find(self.about)
+        if self.shared is None or content is None:
+            return None
+        self.shared.copy_files(self.run_folder, self.clients)
+        content = replace(content, run=self.run_id)
+        checkpoint_files.write(self.folder, content)
+        self.say(f"steps 1 to {content.step}: those of an earlier case, whose data are the same until then")
+        return self._restored(content)
 
     def find(self, from_start: bool, check: Callable[[int, Mapping[str, Any]], None]) -> Saved | None:
         """Return the state to resume from, None to start again; on rank 0.
@@ -142,14 +162,20 @@ class Checkpoints(Checkpointer):
             (self.run_folder / "metrics.csv").unlink(missing_ok=True)
             for each in self._tables:
                 each.table.path.unlink(missing_ok=True)
-            return None
+            return self._shared_state()
         self._then = content.about
         with self.restoring():
             check(content.step, content.about)
             self._check_layout()
-            self._take(content)
-            values = dict(content.values["engine"])
+            saved = self._restored(content)
+        warn(f"going on after step {content.step}")
+        return saved
+
+    def _restored(self, content: checkpoint_files.Content) -> Saved:
+        """Return the state of a checkpoint; the tables of the run folder are restored to it."""
+        self._take(content)
         kept = partial(OfOtherCode, self._refusal) if self._other_code else dict
+        values = dict(content.values["engine"])
         return Saved(content.step, dict(content.tensors), dict(content.arrays), values, kept)
 
     def _take(self, content: checkpoint_files.Content) -> None:
@@ -165,7 +191,6 @@ class Checkpoints(Checkpointer):
         self.written = self.tried = content.step
         assert self.recorder is not None
         self.recorder.load_state_dict(content.values["recorder"], content.metrics, content.events[0])
-        warn(f"going on after step {content.step}")
 
     # -- checkpoints of other versions -------------------------------------------------------------------
 
@@ -175,6 +200,8 @@ class Checkpoints(Checkpointer):
         state.put_step_state(server_step)
         self._layout |= layout_of(state, "engine")
         self._check_layout()
+        if self.shared is not None:
+            server_step.beginning[STEPS] = self.shared.own
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
@@ -232,14 +259,16 @@ class Checkpoints(Checkpointer):
     def due(self, step: int) -> str:
         """Return whether to write a checkpoint now, `SAVE`, `STOP` or empty.
 
-        One is due after a number of steps or minutes, after the first step, or at a signal.
+        One is due after a number of steps or minutes, after the first step, at a signal, or after the last
+        step that other cases share.
         """
         asked, stop = self.signals.take()
         every, minutes = self.every, self.minutes
         by_step = bool(every) and step > self.written and step % every == 0
         by_time = minutes > 0 and time.monotonic() - self.since > 60 * minutes
         first = self.tried == 0 < step and (every > 0 or minutes > 0)
-        return STOP if stop else SAVE if asked or by_step or by_time or first else ""
+        shared = self.shared is not None and self.shared.wants(step)
+        return STOP if stop else SAVE if asked or by_step or by_time or first or shared else ""
 
     def write(self, saved: Saved, files: FileSums) -> None:
         """Write a checkpoint, and remove old ones."""
@@ -265,6 +294,8 @@ class Checkpoints(Checkpointer):
         self._held, self.written = dict(files), saved.step
         checkpoint_files.prune(self.folder, self.keep, content.run)
         self.say(f"checkpoint: {path.name}, {time.monotonic() - start:.2f} s")
+        if self.shared is not None and self.shared.wants(saved.step):
+            self.shared.leave(self.run_folder, path)
 
     def write_failed(self, step: int, error: OSError) -> None:
         """Warn that a checkpoint could not be written; the run goes on, and earlier checkpoints stay."""

@@ -51,6 +51,7 @@ from .figures import columns, estimated, privacy_of_clients
 from .outputs import finish
 from .resumption import about, check_same
 from .run_callbacks import RunCallbacks
+from .shared_steps import shared_steps
 from .tracing import traced
 
 
@@ -112,12 +113,13 @@ def run(
         signals.folder = str(folder)
         recorder = open_recorder(context, folder) if transport.is_server else None
         terms = about_of(context) if transport.is_server else {}
+        shared = shared_steps(context, beginning or {})
         checkpoints = Checkpoints(
-            folder, terms, signals, recorder, progress.say, lock, **vars(config.checkpoint)
+            folder, terms, signals, recorder, progress.say, lock, shared=shared, **vars(config.checkpoint)
         )
         with closing(checkpoints), RunCallbacks(context, callbacks, folder, signals) as observed:
             rules = ending.rules_of(config, observed)
-            begin = partial(go_on, checkpoints, config, from_start, rules) if resumed else checkpoints.create
+            begin = partial(go_on if resumed else begin_new, checkpoints, config, from_start, rules)
             saved = on_server(transport, begin, everywhere=False)
             observed.start(checkpoints.run_id if transport.is_server else "", resumed is not None, saved)
             with checkpoints.restoring():
@@ -278,6 +280,14 @@ def start_checksum(context: RunContext) -> str:
             vector = take(vector, context.problem.layout.part("body"))
         found.update(vector.numpy().tobytes())
     return found.hexdigest()[:16]
+
+
+def begin_new(checkpoints: Checkpoints, config: Config, from_start: bool, rules: StopRules) -> Saved | None:
+    """Return the state after the steps that the run shares with other cases, None to begin; on rank 0."""
+    saved = checkpoints.create()
+    if saved is not None and config.stop.given:
+        ending.restore(rules, config, checkpoints.run_folder / "metrics.csv")
+    return saved
 
 
 def go_on(checkpoints: Checkpoints, config: Config, from_start: bool, rules: StopRules) -> Saved | None:

@@ -24,7 +24,7 @@ import torch
 
 from mpifl.comm.transport import on_server
 from mpifl.core.beginning import phases
-from mpifl.core.capabilities import LOOKS, PHASES, TRAINING
+from mpifl.core.capabilities import LOOKS, PHASES, STEPS, TRAINING
 from mpifl.core.devices import CPU
 from mpifl.core.files import try_lock_byte, write_atomically
 from mpifl.core.packed import Damaged, NotPackable, digest, packed, unpacked
@@ -33,6 +33,7 @@ from mpifl.core.types import Message, Report, Server
 from mpifl.results.identity import deciding
 from mpifl.runtime.exchange import Found
 from mpifl.runtime.step_config import Origins
+from mpifl.simulation.clock import VirtualTime
 from mpifl.supervision.logging import warn_once
 
 from . import loader
@@ -60,6 +61,28 @@ def shared_phases(config: Config) -> dict[str, str]:
     return {phase: digest(json.dumps(about, default=str)) for phase, about in found.items()}
 
 
+def steps_alike(config: Config) -> str:
+    """Return a digest of all settings that decide the steps of a run before its data change; empty for none.
+
+    Not shared are steps of runs that real time or the times of changes decide, that tell callbacks or a trace
+    of each step, and of methods that know the true groups of later steps.
+    """
+    in_virtual_time = config.policy.synchronous or isinstance(config.clock, VirtualTime)
+    timed = config.stop.wall_seconds is not None or bool(config.drift.at_s) or not in_virtual_time
+    told = config.output.trace or config.output.callbacks or config.algorithm.needs.groups
+    if config.system.share_beginnings is False or timed or told:
+        return ""
+    output = config.output
+    written = [output.clients, output.updates]
+    settings = {name: part for name, part in deciding(loader.to_tree(config)).items() if name != "drift"}
+    return digest(json.dumps([settings, written], default=str))
+
+
+def first_change(config: Config) -> int:
+    """Return the step from which on data change by `drift`; the number after the last step without it."""
+    return config.drift.at[0] if config.drift.at else config.rounds + 1
+
+
 def _about(config: Config, phase: str, fields: Mapping[str, Any]) -> list[Any]:
     cls = type(config.algorithm)
     return [phase, cls.__module__, cls.__qualname__, fields, settings_before(config)]
@@ -79,6 +102,7 @@ def shared_beginning(context: RunContext, folders: Mapping[str, Path]) -> Beginn
         context: context of the run.
         folders: phase -> folder of its files.
     """
+    folders = {phase: of for phase, of in folders.items() if phase != STEPS}  # no results of calls
     if not folders:
         return None
     config = context.config

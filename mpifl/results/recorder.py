@@ -305,10 +305,10 @@ class Recorder:
 
         None where true groups never change.
         """
+        last, self._step = self._step, step
         if not self.federation.regroups:
             return None
-        before, self.groups = (self.federation.groups_at(at) for at in (self._step, step))
-        self._step = step
+        before, self.groups = (self.federation.groups_at(at) for at in (last, step))
         return None if before is None else np.asarray(before == self.groups)
 
     def _say_diverged(self, step: int, clients: np.ndarray, diverged: np.ndarray | np.bool) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from mpifl.core.capabilities import PHASES
+from mpifl.core.capabilities import PHASES, STEPS
 from mpifl.core.case_names import (
     folder_name,
     label_among,
@@ -136,6 +136,13 @@ class Case:
         from mpifl.experiment.shared_beginning import shared_phases  # needs torch
 
         return shared_phases(self.config)
+
+    @cached_property
+    def steps_alike(self) -> str:
+        """What cases have in common that differ in `drift` alone; see `steps_before_change`."""
+        from mpifl.experiment.shared_beginning import steps_alike  # needs torch
+
+        return steps_alike(self.config)
 
     def folder(self, parent: Path) -> Path:
         """Return the run folder.
@@ -499,10 +506,54 @@ def beginnings(every: Sequence[Case], table: TableConfig | None) -> dict[str, di
     }
     firsts = [unit[0] for unit in trainings(valid) if unit[0].slug in sharing]
     counts = Counter(place for case in firsts for place in sharing[case.slug].items())
+    steps = steps_before_change(firsts)
     return {
-        slug: {phase: about for phase, about in of.items() if counts[phase, about] > 1}
+        slug: {phase: about for phase, about in of.items() if counts[phase, about] > 1} | steps.get(slug, {})
         for slug, of in sharing.items()
     }
+
+
+def steps_before_change(some_cases: Sequence[Case]) -> dict[str, dict[str, str]]:
+    """Return the steps that cases share until data change: of cases that differ in `drift` alone.
+
+    The number of steps is that by which the most are saved; cases whose data change before take no part.
+
+    Returns:
+        Name of a case -> `STEPS` -> what identifies the steps: a digest, a dot and their number.
+    """
+    from mpifl.experiment.shared_beginning import first_change  # needs torch
+
+    alike, out = dict[str, list[Case]](), dict[str, dict[str, str]]()
+    for case in some_cases:
+        alike.setdefault(case.steps_alike or case.slug, []).append(case)
+    for about, members in alike.items():
+        ends = {case.slug: first_change(case.config) - 1 for case in members}
+        last = max(case.config.rounds for case in members)
+        saved = {end: end * (sum(other >= end for other in ends.values()) - 1) for end in ends.values()}
+        step = max((end for end in saved if 0 < end < last), key=lambda end: (saved[end], -end), default=0)
+        if step and saved[step]:
+            out |= {slug: {STEPS: f"{about}.{step}"} for slug, end in ends.items() if end >= step}
+    return out
+
+
+def in_order(some_cases: Sequence[Case], shared: Mapping[str, Mapping[str, str]]) -> list[int]:
+    """Return the places of cases in the order in which they run: that of the sweep, with one exception.
+
+    Cases without drift leave their steps to no other case (`driver.shared_steps`); they run after those that
+    do.
+
+    Args:
+        some_cases: the cases, in the order of the sweep.
+        shared: what each case shares, see `beginnings`.
+    """
+    steps = [shared.get(case.slug, {}).get(STEPS) for case in some_cases]
+    waits = [bool(steps[i]) and case.config.drift.kind is None for i, case in enumerate(some_cases)]
+    last = {about: i for i, about in enumerate(steps) if not waits[i]}
+
+    def place(i: int) -> tuple[int, bool]:
+        return max(i, last.get(steps[i], i)) if waits[i] else i, waits[i]
+
+    return sorted(range(len(steps)), key=place)
 
 
 def shared_lines(every: Sequence[Case], table: TableConfig | None) -> list[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
 import numpy as np
 
+from mpifl.core.capabilities import STEPS
 from mpifl.core.errors import CodeFailed, UserError
 from mpifl.core.process import available_cores
 from mpifl.core.progress import doing
@@ -17,7 +19,7 @@ from mpifl.experiment.loader import to_tree
 from mpifl.forecast.plan import seconds_alone
 from mpifl.supervision.progress import in_words
 
-from .cases import Case, is_seed, trainings, unchecked_cases, with_configurations
+from .cases import Case, beginnings, is_seed, table_if_any, trainings, unchecked_cases, with_configurations
 
 HINT = "mpifl plan with --jobs J says how long the sweep takes with J cases at a time"
 MEASURED = 24  # cases that are measured, at most
@@ -31,7 +33,7 @@ class Stratum:
 
     Attributes:
         count: number of cases.
-        seconds: forecast seconds of those that were measured.
+        seconds: forecast seconds of those that were measured; steps that several cases share count once.
     """
 
     count: int
@@ -58,7 +60,7 @@ class SweepTime:
         return low / jobs, self.total / jobs, high / jobs + (self.longest if jobs > 1 else 0.0)
 
 
-def total_of(strata: Sequence[Stratum]) -> SweepTime:
+def total_of(strata: Sequence[Stratum], longest: float) -> SweepTime:
     """Return the seconds of all cases: in each stratum, the mean of those that were measured times its count.
 
     The error is that of a stratified sample without replacement. A stratum of which one case was measured
@@ -78,7 +80,7 @@ def total_of(strata: Sequence[Stratum]) -> SweepTime:
         drawn = len(s.seconds)
         spread = float(np.std(s.seconds, ddof=1)) if drawn > 1 else usual * mean
         variance += s.count**2 * spread**2 / drawn * (1 - drawn / s.count)
-    return SweepTime(total, sqrt(variance), max((max(s.seconds) for s in known), default=0.0))
+    return SweepTime(total, sqrt(variance), longest)
 
 
 def chosen(some: Sequence[Case], most: int = MEASURED) -> list[tuple[int, list[Case]]]:
@@ -97,6 +99,21 @@ def chosen(some: Sequence[Case], most: int = MEASURED) -> list[tuple[int, list[C
         order = key(0).of("plan", i).numpy().permutation(len(members))
         out.append((len(members), [members[j] for j in order[:each].tolist()]))
     return out
+
+
+def steps_taken(shared: Mapping[str, Mapping[str, str]], rounds: Mapping[str, int]) -> dict[str, float]:
+    """Return the share of its steps that a case takes itself, on average over those that share steps.
+
+    Args:
+        shared: what each case shares, see `cases.beginnings`.
+        rounds: number of steps of each case.
+    """
+    of = {slug: phases[STEPS] for slug, phases in shared.items() if STEPS in phases}
+    sharing = Counter(of.values())
+    once = {about: 1 - 1 / count for about, count in sharing.items()}
+    return {
+        slug: 1 - once[about] * int(about.rpartition(".")[2]) / rounds[slug] for slug, about in of.items()
+    }
 
 
 def first_case(tree: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -121,24 +138,29 @@ def lines(
         seconds: returns the forecast seconds of a case.
         most: number of cases that are measured.
     """
-    every = unchecked_cases(with_configurations(tree))
+    own = with_configurations(tree)
+    every = unchecked_cases(own)
     valid = [case for case in every if case.can_run]
+    rounds = {case.slug: case.config.rounds for case in valid}
+    share = steps_taken(beginnings(every, table_if_any(own)), rounds)
     firsts = [unit[0] for unit in trainings(valid)]
-    strata, left_out = list[Stratum](), len(every) - len(valid)
+    strata, left_out, longest = list[Stratum](), len(every) - len(valid), 0.0
     for count, members in chosen(firsts, most):
         found = list[float]()
         for case in members:
             try:
                 with doing(f"measuring {case.title}"):
-                    found.append(seconds(case.config))
+                    alone = seconds(case.config)
             except (UserError, CodeFailed):
                 continue
+            found.append(alone * share.get(case.slug, 1.0))
+            longest = max(longest, alone)
         left_out += 0 if found else count
         strata.append(Stratum(count, found))
     measured = sum(len(s.seconds) for s in strata)
     if not measured:
         return ["sweep                   no times: no case could be measured"]
-    time, cores = total_of(strata), available_cores()
+    time, cores = total_of(strata, longest), available_cores()
     together = min(jobs, cores)
     low, mean, high = time.wall(together)
     trained = f"{len(firsts)} trained" if len(firsts) < len(every) else "all trained"

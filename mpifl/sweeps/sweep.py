@@ -49,6 +49,7 @@ from .cases import (
     Part,
     beginnings,
     cases,
+    in_order,
     shared_lines,
     started_with,
     table_if_any,
@@ -390,7 +391,12 @@ class _Work:
         return found
 
     def run(self, transport: Transport, jobs: int) -> Path | None:
-        """Run the cases; return the folder on rank 0, None elsewhere.
+        """Run the cases; return the folder on rank 0, None elsewhere."""
+        order = on_server(transport, lambda: in_order(self.mine, self._beginnings()))
+        return replace(self, mine=[self.mine[i] for i in order])._run_in_order(transport, jobs)
+
+    def _run_in_order(self, transport: Transport, jobs: int) -> Path | None:
+        """Do what `run` does, in the order of `mine`.
 
         Cases that another process was running are tried once more at the end, because it may have been
         killed.
@@ -636,7 +642,8 @@ def shared_text(folders: Mapping[str, Path]) -> str:
 
 def _name(phase: str, about: str) -> str:
     """Return the name of the folder that holds the results of a phase."""
-    return f"{phase}-{about[:16]}"
+    digest, dot, steps = about.partition(".")
+    return f"{phase}-{digest[:16]}{dot}{steps}"
 
 
 def _gives(folder: Path, config: Config) -> bool:

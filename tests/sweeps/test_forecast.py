@@ -29,7 +29,7 @@ def test_the_total_of_a_stratified_sample():
 
     The first stratum's deviation is sqrt(2): variance 16 * 2 / 2 * (1 - 2 / 4) = 8; the second has none left.
     """
-    found = total_of([Stratum(4, [2.0, 4.0]), Stratum(2, [10.0, 10.0])])
+    found = total_of([Stratum(4, [2.0, 4.0]), Stratum(2, [10.0, 10.0])], longest=10.0)
     assert_allclose([found.total, found.error, found.longest], [32.0, 8**0.5, 10.0])
     low, mean, high = found.wall(2)
     assert mean == 16.0
@@ -39,12 +39,12 @@ def test_the_total_of_a_stratified_sample():
 
 def test_a_stratum_of_one_measured_case_has_the_relative_deviation_of_the_others():
     """sqrt(2) / 3 of the mean: of 6 s it is 2 sqrt(2); one of 3 cases is known: 9 * 8 * (1 - 1/3) = 48."""
-    found = total_of([Stratum(2, [2.0, 4.0]), Stratum(3, [6.0])])
+    found = total_of([Stratum(2, [2.0, 4.0]), Stratum(3, [6.0])], longest=6.0)
     assert_allclose([found.total, found.error], [24.0, 48**0.5])
 
 
 def test_a_single_case_that_is_measured_leaves_no_error_of_the_sample():
-    assert total_of([Stratum(1, [5.0])]) == forecast.SweepTime(5.0, 0.0, 5.0)
+    assert total_of([Stratum(1, [5.0])], longest=5.0) == forecast.SweepTime(5.0, 0.0, 5.0)
 
 
 def test_as_many_cases_of_each_value_of_the_first_key_are_measured():

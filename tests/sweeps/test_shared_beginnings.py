@@ -14,13 +14,12 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, fields
-from pathlib import Path
 
-import numpy as np
 import pytest
 from support import toy
 from support.each import for_each
 from support.runs import CONFIG
+from support.sweeps import records, results, swept
 
 from mpifl.algorithms.ccfl import CCFL
 from mpifl.algorithms.csafl import CSAFL
@@ -70,43 +69,6 @@ SWEEPS = {
     ],
 }
 USUAL = ("emdcfl", "ucfl", "ccfl")  # the others are nightly
-RESULTS = ("digest", "federation", "accuracy", "ari", "comput", "flops", "energy")  # of summary.json
-MEASURED = ("seconds", "real_seconds", "train_seconds")
-TABLES = ("clients", "clusters", "assignments", "client_traffic", "client_computation", "visits")
-TABLES += ("ledger", "computation", "metrics")
-
-
-def swept(folder: Path, options: list[str], share: str | None, name: str | None = None) -> Path:
-    """Run a sweep in one process; return its folder."""
-    options = [*options, "--output.folder", str(folder), "--output.id", name or f"share-{share}"]
-    options += [] if share is None else ["--system.share_beginnings", share]
-    found = sweeping.sweep(lambda: read(str(CONFIG), options), Single(), quiet=True)
-    assert found is not None
-    return found
-
-
-def results(folder: Path) -> dict[str, dict[str, object]]:
-    """Return case -> all of its results that are not measured on this machine."""
-    found = {}
-    for run in sorted(path.parent for path in folder.glob("*/summary.json")):
-        summary = json.loads((run / "summary.json").read_text())
-        kept = {k: v for k, v in summary.items() if k.startswith(RESULTS)}
-        for table in TABLES:
-            if (run / f"{table}.csv").is_file():
-                with (run / f"{table}.csv").open() as lines:
-                    rows = [{k: v for k, v in r.items() if k not in MEASURED} for r in csv.DictReader(lines)]
-                kept[table] = rows
-        if (run / "algorithm_state.npz").is_file():
-            arrays = np.load(run / "algorithm_state.npz")
-            kept |= {name: arrays[name].tobytes() for name in arrays.files}
-        found[run.name] = kept
-    return found
-
-
-def records(folder: Path) -> dict[str, dict[str, dict[str, int]]]:
-    """Return case -> what its summary says of its beginning."""
-    summaries = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/summary.json")}
-    return {name: summary.get("beginning", {}) for name, summary in sorted(summaries.items())}
 
 
 @pytest.mark.parametrize(
