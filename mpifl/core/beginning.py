@@ -12,6 +12,17 @@ from typing import Any
 from .algorithm import Algorithm
 from .capabilities import LOOKS, SETUP, SHOWN, STATISTICS, TRAINING, OneShotStatistics, SecondLook, uses
 
+STEPS = "steps"  # until data change; the other phases are in them
+OWN = ""  # origin of a result that a run computed itself
+PHASES = {
+    SHOWN: "what the server shows all clients",
+    STATISTICS: "one-shot statistics",
+    SETUP: "set-up of the server",
+    TRAINING: "first training",
+    LOOKS: "look of the first round",
+    STEPS: "steps before data change",
+}
+
 
 def deciding_fields(algorithm: Algorithm, declaration: str) -> tuple[str, ...] | None:
     """Return the fields that a declaration names; None if the method's own class does not declare them.

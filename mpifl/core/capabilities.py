@@ -39,15 +39,6 @@ from .types import Notes, ProblemInfo, Report, Server, Vector
 
 # phases of the beginning of a run, which cases of a sweep may share (`core/beginning.py`)
 SHOWN, STATISTICS, SETUP, TRAINING, LOOKS = "shown", "statistics", "setup", "training", "looks"
-STEPS = "steps"  # it has all others in it
-PHASES = {
-    SHOWN: "what the server shows all clients",
-    STATISTICS: "one-shot statistics",
-    SETUP: "set-up of the server",
-    TRAINING: "first training",
-    LOOKS: "look of the first round",
-    STEPS: "steps before data change",
-}
 NO_SINGLE_MODEL = "clients of this method do not train one whole model that they download; leave it out"
 
 

@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from mpifl.core.capabilities import STEPS
+from mpifl.core.beginning import STEPS
 from mpifl.core.errors import Stopped, UserError, require
 from mpifl.core.files import try_lock, write_json
 from mpifl.results import checkpoint_files, run_folder

@@ -16,6 +16,7 @@ import numpy as np
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm.transport import Transport, on_server
+from mpifl.core.beginning import STEPS
 from mpifl.core.errors import CodeFailed, UserError
 from mpifl.core.files import write_atomically
 from mpifl.core.parameters import take
@@ -51,7 +52,7 @@ from .figures import columns, estimated, privacy_of_clients
 from .outputs import finish
 from .resumption import about, check_same
 from .run_callbacks import RunCallbacks
-from .shared_steps import shared_steps
+from .shared_steps import SharedSteps
 from .tracing import traced
 
 
@@ -113,13 +114,13 @@ def run(
         signals.folder = str(folder)
         recorder = open_recorder(context, folder) if transport.is_server else None
         terms = about_of(context) if transport.is_server else {}
-        shared = shared_steps(context, beginning or {})
+        shared = shared_steps(context, (beginning or {}).get(STEPS))
         checkpoints = Checkpoints(
             folder, terms, signals, recorder, progress.say, lock, shared=shared, **vars(config.checkpoint)
         )
         with closing(checkpoints), RunCallbacks(context, callbacks, folder, signals) as observed:
             rules = ending.rules_of(config, observed)
-            begin = partial(go_on if resumed else begin_new, checkpoints, config, from_start, rules)
+            begin = partial(first_state, checkpoints, config, resumed is not None, from_start, rules)
             saved = on_server(transport, begin, everywhere=False)
             observed.start(checkpoints.run_id if transport.is_server else "", resumed is not None, saved)
             with checkpoints.restoring():
@@ -193,6 +194,15 @@ def train(
                     progress.say(ending.in_words(end, context))
                     origin |= ending.origin_of(end, config.rounds, origin["identity"])
                 return finish(context, server_step, engine, recorder, server, start, origin, guard)
+
+
+def shared_steps(context: RunContext, folder: Path | None) -> SharedSteps | None:
+    """Return the steps that a case of a sweep shares with others, None without their folder."""
+    if folder is None:
+        return None
+    config, regroups = context.config, bool(context.federation.regroups)
+    name, drifts = f"{config.name}-{config.output.id}", config.drift.kind is not None
+    return SharedSteps(folder, name, drifts, regroups, tells_costs=drifts or bool(config.recluster))
 
 
 def open_recorder(context: RunContext, folder: Path) -> Recorder:
@@ -282,26 +292,23 @@ def start_checksum(context: RunContext) -> str:
     return found.hexdigest()[:16]
 
 
-def begin_new(checkpoints: Checkpoints, config: Config, from_start: bool, rules: StopRules) -> Saved | None:
-    """Return the state after the steps that the run shares with other cases, None to begin; on rank 0."""
-    saved = checkpoints.create()
-    if saved is not None and config.stop.given:
-        ending.restore(rules, config, checkpoints.run_folder / "metrics.csv")
-    return saved
+def first_state(
+    checkpoints: Checkpoints, config: Config, resumed: bool, from_start: bool, rules: StopRules
+) -> Saved | None:
+    """Return the state from which a run goes on, None to begin with the first step; on rank 0.
 
-
-def go_on(checkpoints: Checkpoints, config: Config, from_start: bool, rules: StopRules) -> Saved | None:
-    """Return the state to resume from, None to start again; on rank 0.
-
-    The configuration of the resumed run is written to the run folder: it may have more rounds, and other
-    rules that end it.
+    A new run may go on from steps that it shares with other cases. The configuration of a resumed run is
+    written to the run folder: it may have more rounds, and other rules that end it.
     """
     folder = checkpoints.run_folder
-    saved = checkpoints.find(from_start, partial(check_same, config, folder, checkpoints.about))
+    if resumed:
+        saved = checkpoints.find(from_start, partial(check_same, config, folder, checkpoints.about))
+    else:
+        saved = checkpoints.create()
     if saved is not None and config.stop.given:
         ending.restore(rules, config, folder / "metrics.csv")
     file, text = folder / "config.yaml", loader.dump(config)
-    if file.read_text() != text:
+    if resumed and file.read_text() != text:
         write_atomically(file, text)
     return saved
 

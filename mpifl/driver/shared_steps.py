@@ -17,13 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mpifl.core.capabilities import STEPS
+from mpifl.core.beginning import OWN, STEPS
 from mpifl.core.computation import SERVER
 from mpifl.core.files import write_json
 from mpifl.core.textfiles import json_mapping
-from mpifl.experiment.context import RunContext
-from mpifl.experiment.schema import Config
-from mpifl.experiment.shared_beginning import OWN
 from mpifl.results import checkpoint_files
 from mpifl.results.checkpoint_files import Content
 from mpifl.results.recovery import recovery_figures
@@ -42,13 +39,17 @@ class SharedSteps:
 
     Attributes:
         folder: its folder, there once a case has left it.
-        config: the configuration of the case.
-        regroups: whether clients change their true group during the run.
+        name: name of the run.
+        drifts: whether the data of clients change during the run.
+        regroups: whether true groups change.
+        tells_costs: whether `metrics.csv` has the costs of clustering.
     """
 
     folder: Path
-    config: Config
+    name: str
+    drifts: bool
     regroups: bool
+    tells_costs: bool
 
     @property
     def step(self) -> int:
@@ -62,7 +63,7 @@ class SharedSteps:
 
     def wants(self, step: int) -> bool:
         """Return whether to leave the state after a step to other cases."""
-        return step == self.step and self.config.drift.kind is not None and not self.folder.exists()
+        return step == self.step and self.drifts and not self.folder.exists()
 
     def leave(self, run_folder: Path, checkpoint: Path) -> None:
         """Leave a checkpoint, which has just been written, to other cases.
@@ -78,7 +79,7 @@ class SharedSteps:
             if clients.exists():
                 shutil.copytree(clients, partial / CHECKPOINTS / clients.name)
             _copy_tables(run_folder, partial)
-            about = {"id": json_mapping(run_folder / RUN)["id"], "name": self._name(self.config)}
+            about = {"id": json_mapping(run_folder / RUN)["id"], "name": self.name}
             write_json(partial / RUN, about)
             self.folder.parent.mkdir(exist_ok=True)
             partial.rename(self.folder)
@@ -137,30 +138,13 @@ class SharedSteps:
 
     def _fitted(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the columns of an evaluation that this case writes; before data change, none has moved."""
-        drifts = self.config.drift.kind is not None
-        left_out = {WITHOUT_CAUSE, *(() if drifts else OF_RECOVERY)}
-        left_out |= set() if drifts or self.config.recluster else {COSTS}
+        left_out = {WITHOUT_CAUSE, *(() if self.drifts else OF_RECOVERY)}
+        left_out |= set() if self.tells_costs else {COSTS}
         out: dict[str, Any] = {}
         for name, value in row.items():
             out |= {} if name in left_out else {name: value}
             out |= {WITHOUT_CAUSE: value} if name == CHURN and self.regroups else {}
         return out
-
-    @staticmethod
-    def _name(config: Config) -> str:
-        return f"{config.name}-{config.output.id}"
-
-
-def shared_steps(context: RunContext, folders: Mapping[str, Path]) -> SharedSteps | None:
-    """Return the steps that a case shares with others; None if it shares none.
-
-    Args:
-        context: context of the run.
-        folders: phase -> folder of its results that cases of a sweep share.
-    """
-    if STEPS not in folders:
-        return None
-    return SharedSteps(folders[STEPS], context.config, bool(context.federation.regroups))
 
 
 def _copy_tables(source: Path, target: Path) -> None:

@@ -23,8 +23,8 @@ from typing import IO, Any
 import torch
 
 from mpifl.comm.transport import on_server
-from mpifl.core.beginning import phases
-from mpifl.core.capabilities import LOOKS, PHASES, STEPS, TRAINING
+from mpifl.core.beginning import OWN, PHASES, STEPS, phases
+from mpifl.core.capabilities import LOOKS, TRAINING
 from mpifl.core.devices import CPU
 from mpifl.core.files import try_lock_byte, write_atomically
 from mpifl.core.packed import Damaged, NotPackable, digest, packed, unpacked
@@ -129,7 +129,6 @@ LEAST_FREE = 0.05  # share of the disk that is left free
 LOOK_BYTES = 1 << 26  # written between two looks at the size of all files
 LOCK = ".lock"  # file of a phase; each result has a byte in it
 PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5  # between two looks at a lock that another case holds
-OWN = ""  # origin of a result that this run computed
 CLASSES = (Report, Server, Found)  # of results
 
 

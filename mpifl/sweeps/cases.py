@@ -20,7 +20,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from mpifl.core.capabilities import PHASES, STEPS
+from mpifl.core.beginning import PHASES, STEPS
 from mpifl.core.case_names import (
     folder_name,
     label_among,

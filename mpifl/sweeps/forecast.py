@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpifl.core.capabilities import STEPS
+from mpifl.core.beginning import STEPS
 from mpifl.core.errors import CodeFailed, UserError
 from mpifl.core.process import available_cores
 from mpifl.core.progress import doing

@@ -17,7 +17,7 @@ import numpy as np
 from mpifl.analysis.figures import Curve, draw_sweep
 from mpifl.analysis.seed_groups import matched
 from mpifl.analysis.tables import Table, as_markdown
-from mpifl.core.capabilities import PHASES
+from mpifl.core.beginning import OWN, PHASES
 from mpifl.core.case_names import label_of, rows_left_out
 from mpifl.core.conversion import untyped
 from mpifl.core.errors import CodeFailed, UserError, first_of, require
@@ -26,7 +26,6 @@ from mpifl.core.optional_packages import REPORT, is_there
 from mpifl.core.textfiles import flat, json_mapping, yaml_file, yaml_text
 from mpifl.driver.existing import check_origin
 from mpifl.experiment import loader
-from mpifl.experiment import shared_beginning as shared
 from mpifl.experiment.schema import Config
 from mpifl.experiment.table_layout import METRIC, TableConfig
 from mpifl.results import run_folder as folders
@@ -58,7 +57,7 @@ DRAWING_SHARE = 10  # spend at most a tenth of the time on drawing intermediate 
 FIRST_DRAWING_S = 0.5  # assumed time of the first drawing
 CaseFigures = tuple[dict[str, Any], Curve, Result]  # row of `sweep.csv`, curve of the figure, row of `table`
 BEGINNINGS_FILE = "beginnings.csv"
-Beginning = Mapping[str, Mapping[str, int]]  # phase -> name of a run, or `shared.OWN` -> number of results
+Beginning = Mapping[str, Mapping[str, int]]  # phase -> name of a run, or `OWN` -> number of results
 TOTALS = ("federation_bytes_up", "federation_bytes_down", "wall_seconds")
 
 
@@ -280,7 +279,7 @@ class Found:
         parts = []
         for phase, title in PHASES.items():
             having = [record[phase] for record in records if phase in record]
-            own = sum(shared.OWN in origins for origins in having)
+            own = sum(OWN in origins for origins in having)
             parts += [f"{title} by {own} of {len(having)}"] if having else []
         return f"Beginnings that cases share were computed once: {', '.join(parts)} ({BEGINNINGS_FILE})."
 
@@ -355,9 +354,9 @@ def of_beginnings(found: Iterable[tuple[Mapping[str, str], Beginning]]) -> list[
         {
             **labels,
             "phase": phase,
-            "computed": origins.get(shared.OWN, 0),
-            "taken": sum(count for name, count in origins.items() if name != shared.OWN),
-            "from": " ".join(name for name in origins if name != shared.OWN),
+            "computed": origins.get(OWN, 0),
+            "taken": sum(count for name, count in origins.items() if name != OWN),
+            "from": " ".join(name for name in origins if name != OWN),
         }
         for labels, record in found
         for phase, origins in record.items()

@@ -25,7 +25,7 @@ from typing import Any, TextIO
 
 from mpifl.comm.mpi_startup import is_tolerant
 from mpifl.comm.transport import Transport, divided, on_server
-from mpifl.core.capabilities import PHASES
+from mpifl.core.beginning import PHASES
 from mpifl.core.case_names import LOCKS, labels_of
 from mpifl.core.errors import CodeFailed, Stopped, StoppedEarly, UserError, one_line, require
 from mpifl.core.files import try_lock

@@ -17,7 +17,8 @@ from support.runs import CONFIG
 from support.sweeps import records, results, swept
 
 from mpifl.comm.single import Single
-from mpifl.core.capabilities import STATISTICS, STEPS
+from mpifl.core.beginning import STEPS
+from mpifl.core.capabilities import STATISTICS
 from mpifl.core.errors import Stopped
 from mpifl.driver import shared_steps
 from mpifl.experiment import loader
