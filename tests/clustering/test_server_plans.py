@@ -138,7 +138,7 @@ def test_clients_that_part_both_start_from_the_row_they_shared():
 @pytest.mark.parametrize(
     ("labels", "old", "names"),
     [
-        ([0, 0, 0, 1, 1, 2], [3, 1, 1, -1, -1, 2], [1, 1, 1, 4, 4, 2]),  # what most were called; new ones 4
+        ([0, 0, 0, 1, 1, 2], [1, 3, 3, -1, -1, 2], [3, 3, 3, 4, 4, 2]),  # what most were called; new ones 4
         ([0, 0, 1, 1], [2, 1, -1, 0], [1, 1, 0, 0]),  # the smallest of equals
         ([0, 1, 2], [-1, -1, -1], [4, 5, 6]),  # new clients in the order of their groups
     ],
