@@ -3,8 +3,9 @@
 Mestoukirdi et al., "User-Centric Federated Learning: Trading off Wireless Resources for Personalization",
 IEEE TMLCN 2023, sections IV and V. Before training, client i sends its gradient g_i at the initial model and
 the variance sigma_i^2 of its mini-batch gradients; w_ij ~ n_j exp(-||g_i - g_j||^2 / (2 sigma_i^2)), rows
-normalised, fixed for the run. With `streams` the rows are the centroids of k-means on W. `parallel` is the
-paper's upper bound: every client trains all streams.
+normalised, fixed for the run. With `streams` the rows are the centroids of k-means on W (of more than 256
+users: along its principal axes, see `partitions.kmeans`). `parallel` is the paper's upper bound: every client
+trains all streams.
 
 Our reading: the kernel uses sigma_i^2 (`kernel="geo"`: sigma_i sigma_j, the repository). The mini-batches for
 sigma are a disjoint random partition (eq. 10). sigma falls as n_b grows and is 0 at n_b = n_i, where the one

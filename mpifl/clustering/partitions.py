@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 FAR = 2.0**1022  # an unknown distance; a sum of two is finite, the mean with known ones far beyond these
 EPS = 2.0**-52  # of float64, without NumPy: `mpifl list` imports this
 ITERATIONS = 300  # most iterations of k-means
+MANY = 256  # with more points and columns, k-means with all columns takes the server 100 ms and more
+AXES = 4  # principal axes beyond k; with 4 the sum of squares is as low as with all columns
+GRAIN = 2.0**-40  # of principal coordinates, in units of the largest
 TOLERANCE = 1e-4  # scikit-learn's: k-means ends once its centres move less, in units of the mean variance
 LINKAGES = ("single", "complete", "average", "ward")
 
@@ -229,6 +232,12 @@ def kmeans(
 ) -> Clusters:
     """Return k-means of `points` [n, d]: Lloyd's iterations from k-means++ or from given centres.
 
+    More than 256 points with more than 256 columns are clustered, without `init` and for k up to 252, along
+    their first k + 4 principal axes, and the centres are the means in all columns: the centres of the best
+    clusters span the first k - 1 axes approximately (Ding and He, "K-means Clustering via Principal Component
+    Analysis", ICML 2004). The sum of squares is within 1 % of that of all columns, or below, as often as with
+    another seed.
+
     Args:
         points: [n, d].
         k: number of clusters, at most n.
@@ -240,6 +249,8 @@ def kmeans(
     """
     points = np.ascontiguousarray(points, np.float64)
     require(1 <= k <= len(points), "k", k, f"there are {len(points)} points to group")
+    if init is None and k + AXES <= MANY < min(points.shape):
+        return _kmeans_along_axes(points, k, seed=seed, n_init=n_init, max_iter=max_iter)
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
@@ -258,6 +269,23 @@ def kmeans(
     used = labels[np.sort(np.unique(labels, return_index=True)[1])]
     empty = np.setdiff1d(np.arange(k), used)
     return Clusters(canonical(labels), centres[np.concatenate([used, empty])])
+
+
+def _kmeans_along_axes(points: np.ndarray, k: int, *, seed: int, n_init: int, max_iter: int) -> Clusters:
+    """Return k-means of the first principal coordinates of `points` [n, d], with the means in all columns."""
+    from sklearn.utils.extmath import randomized_svd
+
+    mean, axes = points.mean(0), k + AXES
+    with _threads().limit(limits=1):
+        left, lengths, _ = randomized_svd(
+            points - mean, axes, n_oversamples=AXES, n_iter=2, random_state=seed
+        )
+        unit = GRAIN * max(float(lengths[0]), float(np.abs(mean).max())) or 1.0
+        coordinates = np.rint(left * lengths / unit)  # of equal points they differ by rounding alone
+        labels = kmeans(coordinates, k, seed=seed, n_init=n_init, max_iter=max_iter).labels
+        members = labels == np.arange(k)[:, None]
+        members |= ~members.any(1, keepdims=True)  # a cluster without points is at the mean of all
+        return Clusters(labels, members / members.sum(1, keepdims=True) @ points)
 
 
 def kmeans_of_gram(

@@ -253,6 +253,68 @@ def test_kmeans_needs_as_many_points_as_clusters():
         G.kmeans(np.ones((3, 2)), 4)
 
 
+def sum_of_squares(points, labels):
+    """Return the sum of squared distances of points from the mean of their cluster."""
+    return sum(((points[labels == j] - points[labels == j].mean(0)) ** 2).sum() for j in np.unique(labels))
+
+
+def kmeans_of_all_columns(points, k):
+    """Return scikit-learn's labels and the sum of squares of the best of ten starts."""
+    from sklearn.cluster import KMeans
+
+    model = KMeans(k, n_init=10, random_state=0).fit(points)
+    return G.canonical(model.labels_), model.inertia_
+
+
+def mixtures(spread, n=300):
+    """Return weights [n, n] as UCFL has them, of clients in four groups, from clear (0.1) to mixed (3.0)."""
+    random = np.random.default_rng(7)
+    x = 2 * np.eye(4, 5)[np.arange(n) % 4] + spread * random.normal(size=(n, 5))
+    weights = np.exp(-((x[:, None] - x) ** 2).sum(2) / random.uniform(1, 4, size=(n, 1)))
+    return weights / weights.sum(1, keepdims=True)
+
+
+def test_many_columns_give_the_clusters_of_all_columns_and_their_means():
+    points = mixtures(0.1)
+    labels, centres = G.kmeans(points, 4)
+    assert_array_equal(labels, np.arange(300) % 4)
+    assert_array_equal(labels, kmeans_of_all_columns(points, 4)[0])
+    assert_allclose(centres, [points[labels == j].mean(0) for j in range(4)], rtol=1e-12)
+
+
+@pytest.mark.parametrize("k", [2, 4, 7])
+@pytest.mark.parametrize("spread", [1.0, 3.0])
+def test_the_sum_of_squares_of_blurred_groups_with_many_columns_is_within_one_percent(spread, k):
+    points = mixtures(spread)
+    assert sum_of_squares(points, G.kmeans(points, k).labels) <= 1.01 * kmeans_of_all_columns(points, k)[1]
+
+
+def test_256_columns_are_all_looked_at():
+    points = mixtures(3.0)[:, :256]
+    expected = kmeans_of_all_columns(points, 5)[0]
+    assert_array_equal(G.kmeans(points, 5).labels, expected)
+
+
+def test_equal_rows_of_many_columns_share_a_cluster_even_if_there_are_more_clusters():
+    rows = np.random.default_rng(0).normal(size=(3, 300))
+    labels, centres = G.kmeans(rows[np.arange(300) % 3], 5)
+    assert_array_equal(labels, np.arange(300) % 3)
+    assert_allclose(centres[:3], rows)
+    assert_allclose(centres[3:], np.broadcast_to(rows.mean(0), (2, 300)), atol=1e-15)
+    assert set(G.kmeans(rows[np.zeros(300, int)], 4).labels) == {0}
+
+
+def test_points_at_equal_distances_in_many_columns_lose_one_square_per_cluster():
+    """Of the 300 unit vectors, m in one cluster have the sum of squares m - 1."""
+    assert sum_of_squares(np.eye(300), G.kmeans(np.eye(300), 4).labels) == pytest.approx(300 - 4)
+
+
+def test_as_many_clusters_as_points_with_many_columns_are_the_points():
+    labels, centres = G.kmeans(np.eye(260), 260, n_init=1)
+    assert_array_equal(labels, np.arange(260))
+    assert_allclose(centres, np.eye(260))
+
+
 def test_silhouette_by_hand():
     """0, 1 | 10: first a = 1, b = 10: 0.9; second a = 1, b = 9: 8/9; a lone point counts 0."""
     points = np.array([[0.0], [1], [10]])
