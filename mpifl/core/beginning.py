@@ -6,13 +6,17 @@ decide a phase (`statistics_from`, `trained_from`, ...); the cases of a sweep th
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from .algorithm import Algorithm
 from .capabilities import LOOKS, SETUP, SHOWN, STATISTICS, TRAINING, OneShotStatistics, SecondLook, uses
 
 STEPS = "steps"  # until data change; the other phases are in them
+MOST_BYTES = 4 << 30  # of all files that the cases of a sweep share
+LEAST_FREE = 0.05  # share of the disk that is left free
 OWN = ""  # origin of a result that a run computed itself
 PHASES = {
     SHOWN: "what the server shows all clients",
@@ -22,6 +26,22 @@ PHASES = {
     LOOKS: "look of the first round",
     STEPS: "steps before data change",
 }
+
+
+def no_room(folder: Path, size: int) -> str:
+    """Return why no further files of a size go into a sweep's folder of shared results; empty if they may."""
+    used = bytes_in(folder)
+    disk = shutil.disk_usage(folder)
+    if used + size > MOST_BYTES:
+        return f"{folder} holds {used >> 20} MB"
+    return f"the disk of {folder} has {disk.free >> 20} MB left" * (
+        disk.free - size < LEAST_FREE * disk.total
+    )
+
+
+def bytes_in(folder: Path) -> int:
+    """Return the size of all files in a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def deciding_fields(algorithm: Algorithm, declaration: str) -> tuple[str, ...] | None:

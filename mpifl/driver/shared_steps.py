@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mpifl.core.beginning import OWN, STEPS
+from mpifl.core.beginning import OWN, STEPS, bytes_in, no_room
 from mpifl.core.computation import SERVER
 from mpifl.core.files import write_json
 from mpifl.core.textfiles import json_mapping
@@ -73,7 +73,12 @@ class SharedSteps:
             checkpoint: the folder of the checkpoint in it.
         """
         partial, clients = run_folder / COPYING, checkpoint.with_name("clients")
+        shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed here
         try:
+            self.folder.parent.mkdir(exist_ok=True)
+            if why := no_room(self.folder.parent, bytes_in(checkpoint) + bytes_in(clients)):
+                warn_once(f"{why}: this case leaves its steps to no other")
+                return
             partial.mkdir()
             shutil.copytree(checkpoint, partial / CHECKPOINTS / checkpoint.name)
             if clients.exists():
@@ -81,7 +86,6 @@ class SharedSteps:
             _copy_tables(run_folder, partial)
             about = {"id": json_mapping(run_folder / RUN)["id"], "name": self.name}
             write_json(partial / RUN, about)
-            self.folder.parent.mkdir(exist_ok=True)
             partial.rename(self.folder)
         except OSError as error:
             if not self.folder.exists():  # another case has left them meanwhile

@@ -12,7 +12,6 @@ file is there, or the lock is free because its holder gave up or was killed.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,7 @@ from typing import IO, Any
 import torch
 
 from mpifl.comm.transport import on_server
-from mpifl.core.beginning import OWN, PHASES, STEPS, phases
+from mpifl.core.beginning import OWN, PHASES, STEPS, no_room, phases
 from mpifl.core.capabilities import LOOKS, TRAINING
 from mpifl.core.devices import CPU
 from mpifl.core.files import try_lock_byte, write_atomically
@@ -124,8 +123,6 @@ def shared_beginning(context: RunContext, folders: Mapping[str, Path]) -> Beginn
 
 # -- the files -----------------------------------------------------------------------------------------------
 
-MOST_BYTES = 4 << 30  # of all files of a sweep
-LEAST_FREE = 0.05  # share of the disk that is left free
 LOOK_BYTES = 1 << 26  # written between two looks at the size of all files
 LOCK = ".lock"  # file of a phase; each result has a byte in it
 PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5  # between two looks at a lock that another case holds
@@ -260,14 +257,8 @@ class BeginningFiles:
             return
         self._until_look = LOOK_BYTES
         folder.mkdir(parents=True, exist_ok=True)
-        used, disk = (
-            sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()),
-            shutil.disk_usage(folder),
-        )
-        if used + size > MOST_BYTES:
-            self._stop(f"{folder} holds {used >> 20} MB")
-        elif disk.free - size < LEAST_FREE * disk.total:
-            self._stop(f"the disk of {folder} has {disk.free >> 20} MB left")
+        if why := no_room(folder, size):
+            self._stop(why)
 
     def _stop(self, why: str) -> None:
         self._writes = False

@@ -35,6 +35,7 @@ from mpifl.algorithms.pca_km_hc import PCAKMHC
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.algorithms.ucfl import UCFL
 from mpifl.comm.single import Single
+from mpifl.core import beginning
 from mpifl.core.beginning import deciding_fields, phases
 from mpifl.core.capabilities import LOOKS, SETUP, SHOWN, STATISTICS, TRAINING
 from mpifl.core.errors import Stopped, UserError
@@ -271,9 +272,9 @@ def test_a_full_disk_ends_the_sharing_and_no_case(limit, tmp_path, monkeypatch, 
     if limit == "disk":
         monkeypatch.setattr(shared_beginning, "write_atomically", full)
     elif limit == "size":
-        monkeypatch.setattr(shared_beginning, "MOST_BYTES", 1000)
+        monkeypatch.setattr(beginning, "MOST_BYTES", 1000)
     else:
-        monkeypatch.setattr(shared_beginning, "LEAST_FREE", 1.0)
+        monkeypatch.setattr(beginning, "LEAST_FREE", 1.0)
     warn_once.cache_clear()
     folder = swept(tmp_path, SWEEPS["ucfl"], None)
     assert [record[STATISTICS] for record in records(folder).values()] == [{"": 8}, {"": 8}]

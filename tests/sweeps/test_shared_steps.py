@@ -17,6 +17,7 @@ from support.runs import CONFIG
 from support.sweeps import records, results, swept
 
 from mpifl.comm.single import Single
+from mpifl.core import beginning
 from mpifl.core.beginning import STEPS
 from mpifl.core.capabilities import STATISTICS
 from mpifl.core.errors import Stopped
@@ -228,13 +229,17 @@ def test_a_copy_of_another_machine_or_of_other_data_is_not_used(begun, tmp_path,
     assert origin(tmp_path, "second") == [""]
 
 
-def test_a_copy_that_cannot_be_written_is_said_and_ends_no_case(begun, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("limit", ["disk", "size"])
+def test_a_copy_that_cannot_be_written_is_said_and_ends_no_case(limit, begun, tmp_path, monkeypatch, capsys):
     def full(*given, **more):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(shutil, "copytree", full)
+    if limit == "disk":
+        monkeypatch.setattr(shutil, "copytree", full)
+    else:
+        monkeypatch.setattr(beginning, "MOST_BYTES", 1000)
     begun("first", "swap")
-    assert "No space left on device" in capsys.readouterr().err
+    assert {"disk": "No space left on device", "size": "holds 0 MB"}[limit] in capsys.readouterr().err
     assert not begun.copy.exists()
     assert not (tmp_path / "tiny-first" / shared_steps.COPYING).exists()
 
