@@ -63,7 +63,7 @@ def _unit(rows: np.ndarray) -> np.ndarray:
     """Return `rows` [n, d] scaled to length 1; zero rows stay zero."""
     norms = np.sqrt((rows * rows).sum(1, keepdims=True))  # as np.linalg.norm, in half the time for few rows
     norms[norms == 0.0] = 1.0
-    return rows / norms
+    return np.asarray(rows / norms)
 
 
 def emd(
@@ -143,7 +143,7 @@ def _near_optimal(costs: np.ndarray) -> np.ndarray:
     kernel = shifted.astype(np.float32)
     kernel *= np.float32(-1.0 / reg)
     np.exp(kernel, out=kernel)  # a 1 in every column
-    u = np.ones(len(costs), np.float32)
+    u: np.ndarray = np.ones(len(costs), np.float32)
     for _ in range(SINKHORN_STEPS):
         v = 1.0 / (u @ kernel)
         u = 1.0 / (kernel @ v)

@@ -34,9 +34,9 @@ def no_room(folder: Path, size: int) -> str:
     disk = shutil.disk_usage(folder)
     if used + size > MOST_BYTES:
         return f"{folder} holds {used >> 20} MB"
-    return f"the disk of {folder} has {disk.free >> 20} MB left" * (
-        disk.free - size < LEAST_FREE * disk.total
-    )
+    if disk.free - size < LEAST_FREE * disk.total:
+        return f"the disk of {folder} has {disk.free >> 20} MB left"
+    return ""
 
 
 def bytes_in(folder: Path) -> int:
