@@ -37,6 +37,7 @@ from mpifl.core.computation import Asked, Held
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import Algorithm, Client, Key, Needs, NewClients, PlainVisits, Plan
+from mpifl.core.mixing import updated
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt
 from mpifl.core.types import Notes, ProblemInfo, Report, Server, Vector
 
@@ -118,8 +119,8 @@ class PACFL(NewClients, PlainVisits, Algorithm):
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Cluster the initial clients."""
         assert fingerprints is not None
-        none = np.full((problem.num_clients, fingerprints["basis"].shape[1], 0), np.nan, np.float32)
-        bases = _with(none, fingerprints)
+        bases = np.full((problem.num_clients, *fingerprints["basis"].shape[1:]), np.nan, np.float32)
+        bases[fingerprints.client] = fingerprints["basis"]
         apart = self._known.among(fingerprints.client, bases, self._item(bases))
         labels = merge_closest(apart, self.threshold, self.linkage)
         return clustered_server(problem, fingerprints.client, labels, bases=bases)
@@ -152,7 +153,7 @@ class PACFL(NewClients, PlainVisits, Algorithm):
     def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
         """Cluster the known and the new clients together; those that sent nothing keep their clusters."""
         before, who = server.algorithm_state["bases"], fingerprints.client
-        bases = _with(before, fingerprints)
+        bases = updated(before, who, fingerprints["basis"])
         everyone = np.union1d(np.flatnonzero(server.algorithm_state["known"]), who)
         old = np.where(server.algorithm_state["known"], server.assign, -1)[everyone]
         sent = np.isin(everyone, who)
@@ -164,15 +165,6 @@ class PACFL(NewClients, PlainVisits, Algorithm):
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average each cluster by samples."""
         return clustered_plan(server, notes)
-
-
-def _with(bases: np.ndarray, sent: Notes) -> np.ndarray:
-    """Return a copy of `bases` [N, D, columns] with those that were sent, as wide as the widest of all."""
-    widest = int((~np.isnan(sent["basis"][:, 0])).sum(1).max())
-    more = max(widest - bases.shape[2], 0)
-    out = np.pad(bases, ((0, 0), (0, 0), (0, more)), constant_values=np.nan)
-    out[sent.client] = sent["basis"][:, :, : out.shape[2]]
-    return out
 
 
 def counts(x: torch.Tensor) -> torch.Tensor:

@@ -61,19 +61,6 @@ def test_pacfl_finds_again_what_it_would_find_if_it_measured_all_angles_again(an
         assert_array_equal(remembered, kept.angles(bases_))
 
 
-def test_pacfl_keeps_as_many_columns_as_the_widest_basis_has():
-    """Two of three columns are sent at first; then a third one, at 80 degrees, which joins the one at 85."""
-    wide = np.full((4, 2, 3), np.nan, np.float32)
-    wide[:3, :, 0], wide[3] = bases(0, 40, 85)[:, :, 0], bases(10, 20, 80)[:, :, 0].T
-    wide[0, :, 1] = bases(1)[0, :, 0]
-    method = CATALOGUE["pacfl"](threshold=8)
-    server = method.setup(byhand.problem([1] * 4), byhand.notes([1] * 3, basis=wide[:3]), byhand.KEY)
-    assert server.algorithm_state["bases"].shape == (4, 2, 2)
-    plan = method.assign_new_clients(server, byhand.notes([1], [3], basis=wide[3:]))
-    assert_array_equal(plan.assign, [0, 1, 2, 2])
-    assert_array_equal(plan.algorithm_state["bases"], wide)
-
-
 def signature(train: Split, val: Split, **options: object) -> np.ndarray:
     """Return the absolute entries of what a client of PACFL sends; columns without a number are left out."""
 
