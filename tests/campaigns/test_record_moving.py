@@ -344,3 +344,22 @@ def test_looking_again_finds_nothing_where_mixtures_of_classes_change_on_mnist()
     assert not np.any([found["PACFL"], found["FlexCFL"]])
     assert f"and {span([gain.mean() for gain in found['EMD-CFL']])} to EMD-CFL" in ON_MNIST
     assert not any(map(excludes_0, found["EMD-CFL"]))
+
+
+def test_looking_again_pays_at_any_staleness_and_one_model_and_feddrift_lose_most_on_mnist():
+    stale = [way for way in WAYS if way != "rounds"]
+    added = [there("swap", way, PAIRS[row]) - there("swap", way, row) for row in PAIRS for way in stale]
+    assert f"adds under swap is {span([one.mean() for one in added])} points" in ON_MNIST
+    assert all(map(excludes_0, added))
+    lost = {
+        (row, world): there(world, "arrivals 6", row) - there(world, "arrivals 24", row)
+        for row in methods()
+        for world in ("swap", "no drift")
+    }
+    told = {place: f"{lost[place].mean():.1f}" for place, one in lost.items() if excludes_0(one)}
+    fedavg, feddrift = (
+        [told.pop((row, world)) for world in ("swap", "no drift")] for row in ("FedAvg", "FedDrift")
+    )
+    assert f"FedAvg loses {fedavg[0]} points under swap and {fedavg[1]} without drift" in ON_MNIST
+    assert f"FedDrift {feddrift[0]} and {feddrift[1]};" in ON_MNIST
+    assert told == {("IFCA", "swap"): "2.0"}
