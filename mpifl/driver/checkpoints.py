@@ -126,9 +126,16 @@ class Checkpoints(Checkpointer):
         content = None if self.shared is None else self.shared.find(self.about)
         if self.shared is None or content is None:
             return None
-        self.shared.copy_files(self.run_folder, self.clients)
         content = replace(content, run=self.run_id)
-        checkpoint_files.write(self.folder, content)
+        try:
+            self.shared.copy_files(self.run_folder, self.clients)
+            checkpoint_files.write(self.folder, content)
+        except OSError as error:
+            self._remove_tables()
+            warn(
+                f"{self.run_folder} cannot take shared steps ({error.strerror}): this case takes them itself"
+            )
+            return None
         self.say(f"steps 1 to {content.step}: those of an earlier case, whose data are the same until then")
         return self._restored(content)
 
@@ -158,10 +165,7 @@ class Checkpoints(Checkpointer):
             remedy = "it has written no checkpoint; --from-start begins it again and drops what is there"
             require(from_start, "RUN", str(self.run_folder), remedy)
             warn("no checkpoint was written: beginning again")
-            shutil.rmtree(self.folder, ignore_errors=True)
-            (self.run_folder / "metrics.csv").unlink(missing_ok=True)
-            for each in self._tables:
-                each.table.path.unlink(missing_ok=True)
+            self._remove_tables()
             return self._shared_state()
         self._then = content.about
         with self.restoring():
@@ -170,6 +174,13 @@ class Checkpoints(Checkpointer):
             saved = self._restored(content)
         warn(f"going on after step {content.step}")
         return saved
+
+    def _remove_tables(self) -> None:
+        """Remove all checkpoints, and the tables that grow."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        (self.run_folder / "metrics.csv").unlink(missing_ok=True)
+        for each in self._tables:
+            each.table.path.unlink(missing_ok=True)
 
     def _restored(self, content: checkpoint_files.Content) -> Saved:
         """Return the state of a checkpoint; the tables of the run folder are restored to it."""

@@ -244,6 +244,23 @@ def test_a_copy_that_cannot_be_written_is_said_and_ends_no_case(limit, begun, tm
     assert not (tmp_path / "tiny-first" / shared_steps.COPYING).exists()
 
 
+@pytest.mark.parametrize("where", [(shutil, "copyfile"), (shared_steps.checkpoint_files, "write")])
+def test_a_case_that_cannot_copy_the_steps_takes_them_itself(where, begun, tmp_path, monkeypatch, capsys):
+    alone = begun("alone", "label")
+    begun("first", "swap")
+    made, calls = getattr(*where), itertools.count()
+
+    def full(*given):
+        if next(calls) == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return made(*given)
+
+    monkeypatch.setattr(*where, full)
+    assert begun("second", "label") == alone
+    assert origin(tmp_path, "second") == [""]
+    assert "this case takes them itself" in capsys.readouterr().err
+
+
 def test_a_case_that_stops_after_shared_steps_goes_on_to_the_same_results(begun, tmp_path):
     begun("first", "swap")
     whole = begun("whole", "label")
