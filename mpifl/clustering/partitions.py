@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FAR = 2.0**1022  # an unknown distance; a sum of two is finite, the mean with known ones far beyond these
 EPS = 2.0**-52  # of float64, without NumPy: `mpifl list` imports this
 ITERATIONS = 300  # most iterations of k-means
-MANY = 256  # with more points and columns, k-means with all columns takes the server 100 ms and more
+MANY = 256  # points and columns beyond which k-means runs along principal axes
 AXES = 4  # principal axes beyond k; with 4 the sum of squares is as low as with all columns
 GRAIN = 2.0**-40  # of principal coordinates, in units of the largest
 TOLERANCE = 1e-4  # scikit-learn's: k-means ends once its centres move less, in units of the mean variance
@@ -235,8 +235,8 @@ def kmeans(
     More than 256 points with more than 256 columns are clustered, without `init` and for k up to 252, along
     their first k + 4 principal axes, and the centres are the means in all columns: the centres of the best
     clusters span the first k - 1 axes approximately (Ding and He, "K-means Clustering via Principal Component
-    Analysis", ICML 2004). The sum of squares is within 1 % of that of all columns, or below, as often as with
-    another seed.
+    Analysis", ICML 2004). Of 424 drawn weights of UCFL (300 to 1000 users, k from 2 to 8), two had a sum of
+    squares more than 1 % above that of all columns, at most 1.6 %; with another seed 19 had.
 
     Args:
         points: [n, d].

@@ -28,6 +28,16 @@ PHASES = {
 }
 
 
+def with_steps(alike: str, steps: int) -> str:
+    """Return what identifies the first steps of cases, given what these have in common and their number."""
+    return f"{alike}.{steps}"
+
+
+def num_steps(about: str) -> int:
+    """Return the number of steps in what `with_steps` returned, or in a name that ends with it."""
+    return int(about.rpartition(".")[2])
+
+
 def no_room(folder: Path, size: int) -> str:
     """Return why no further files of a size go into a sweep's folder of shared results; empty if they may."""
     used = bytes_in(folder)

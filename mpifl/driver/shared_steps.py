@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mpifl.core.beginning import OWN, STEPS, bytes_in, no_room
+from mpifl.core.beginning import OWN, STEPS, bytes_in, no_room, num_steps
 from mpifl.core.computation import SERVER
 from mpifl.core.files import write_json
 from mpifl.core.textfiles import json_mapping
@@ -54,7 +54,7 @@ class SharedSteps:
     @property
     def step(self) -> int:
         """The last step that is shared; the folder's name ends with it."""
-        return int(self.folder.suffix[1:])
+        return num_steps(self.folder.name)
 
     @property
     def own(self) -> dict[int, str]:

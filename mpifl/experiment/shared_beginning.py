@@ -57,7 +57,7 @@ def shared_phases(config: Config) -> dict[str, str]:
     if config.local.keep_optimizer or not config.policy.synchronous:
         # the states of optimisers are not kept; and what asynchronous clients read depends on who was first
         found = {phase: about for phase, about in found.items() if phase not in (TRAINING, LOOKS)}
-    return {phase: digest(json.dumps(about, default=str)) for phase, about in found.items()}
+    return {phase: _short_digest(about) for phase, about in found.items()}
 
 
 def steps_alike(config: Config) -> str:
@@ -74,7 +74,11 @@ def steps_alike(config: Config) -> str:
     output = config.output
     written = [output.clients, output.updates]
     settings = {name: part for name, part in deciding(loader.to_tree(config)).items() if name != "drift"}
-    return digest(json.dumps([settings, written], default=str))
+    return _short_digest([settings, written])
+
+
+def _short_digest(about: Any) -> str:
+    return digest(json.dumps(about, default=str))[:16]
 
 
 def first_change(config: Config) -> int:

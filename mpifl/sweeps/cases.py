@@ -20,7 +20,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from mpifl.core.beginning import PHASES, STEPS
+from mpifl.core.beginning import PHASES, STEPS, with_steps
 from mpifl.core.case_names import (
     folder_name,
     label_among,
@@ -532,7 +532,7 @@ def steps_before_change(some_cases: Sequence[Case]) -> dict[str, dict[str, str]]
         saved = {end: end * (sum(other >= end for other in ends.values()) - 1) for end in ends.values()}
         step = max((end for end in saved if 0 < end < last), key=lambda end: (saved[end], -end), default=0)
         if step and saved[step]:
-            out |= {slug: {STEPS: f"{about}.{step}"} for slug, end in ends.items() if end >= step}
+            out |= {slug: {STEPS: with_steps(about, step)} for slug, end in ends.items() if end >= step}
     return out
 
 

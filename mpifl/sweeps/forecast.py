@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpifl.core.beginning import STEPS
+from mpifl.core.beginning import STEPS, num_steps
 from mpifl.core.errors import CodeFailed, UserError
 from mpifl.core.process import available_cores
 from mpifl.core.progress import doing
@@ -111,9 +111,7 @@ def steps_taken(shared: Mapping[str, Mapping[str, str]], rounds: Mapping[str, in
     of = {slug: phases[STEPS] for slug, phases in shared.items() if STEPS in phases}
     sharing = Counter(of.values())
     once = {about: 1 - 1 / count for about, count in sharing.items()}
-    return {
-        slug: 1 - once[about] * int(about.rpartition(".")[2]) / rounds[slug] for slug, about in of.items()
-    }
+    return {slug: 1 - once[about] * num_steps(about) / rounds[slug] for slug, about in of.items()}
 
 
 def first_case(tree: dict[str, Any]) -> tuple[str, dict[str, Any]]:

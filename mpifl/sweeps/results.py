@@ -39,6 +39,7 @@ from .cases import (
     CONFIGURATIONS_FILE,
     SWEEP_FILE,
     Case,
+    beginnings,
     started_with,
     table_if_any,
     unchecked_cases,
@@ -203,6 +204,7 @@ class Found:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._sharing: Mapping[str, Mapping[str, str]] | None = None
         self._file = 0, 0  # modification time and number of the file that the cases were read from
         self._read_cases()
         self._read: dict[str, CaseFigures] = {}
@@ -221,7 +223,14 @@ class Found:
             self.every = unchecked_cases(tree)
             self.table = table_if_any(tree)
             self.left_out = rows_left_out(tree["vary"])
-            self._file = about.st_mtime_ns, about.st_ino
+            self._file, self._sharing = (about.st_mtime_ns, about.st_ino), None
+
+    @property
+    def sharing(self) -> Mapping[str, Mapping[str, str]]:
+        """What each case computes together with others, see `cases.beginnings`."""
+        if self._sharing is None:
+            self._sharing = beginnings(self.every, self.table)
+        return self._sharing
 
     def write(self) -> None:
         """Write the tables, and from time to time the figure; each file is complete at any time.

@@ -47,7 +47,6 @@ from .cases import (
     SWEEP_FILE,
     Case,
     Part,
-    beginnings,
     cases,
     in_order,
     shared_lines,
@@ -391,22 +390,17 @@ class _Work:
         return found
 
     def run(self, transport: Transport, jobs: int) -> Path | None:
-        """Run the cases; return the folder on rank 0, None elsewhere."""
-        order = on_server(transport, lambda: in_order(self.mine, self._beginnings()))
-        return replace(self, mine=[self.mine[i] for i in order])._run_in_order(transport, jobs)
-
-    def _run_in_order(self, transport: Transport, jobs: int) -> Path | None:
-        """Do what `run` does, in the order of `mine`.
+        """Run the cases; return the folder on rank 0, None elsewhere.
 
         Cases that another process was running are tried once more at the end, because it may have been
         killed.
         """
-        self._run_all(transport, jobs)
-        passed = on_server(
-            transport, lambda: [c.slug for c in self.left(self.mine) if c.slug not in self.failed]
-        )
+        order = on_server(transport, lambda: in_order(self.mine, self.found.sharing))
+        mine = [self.mine[i] for i in order]
+        self._run_all(transport, jobs, mine)
+        passed = on_server(transport, lambda: [c.slug for c in self.left(mine) if c.slug not in self.failed])
         if passed:
-            replace(self, mine=[case for case in self.mine if case.slug in passed])._run_all(transport, jobs)
+            self._run_all(transport, jobs, [case for case in mine if case.slug in passed])
         if transport.is_server:
             self._write_all()
         on_server(transport, self._check_failed)
@@ -438,21 +432,21 @@ class _Work:
             said = f"{len(left)} of {len(self.found.every)} cases {are} not complete; once no other process"
             print(f"{said} runs {them}: mpifl resume {self.folder}", flush=True)
 
-    def _run_all(self, transport: Transport, jobs: int) -> None:
-        if not any(case.config.system.ranks for case in self.mine):  # so that no rank stays idle
-            jobs = min(jobs, on_server(transport, lambda: len(trainings(self.left(self.mine)))))
+    def _run_all(self, transport: Transport, jobs: int, mine: Sequence[Case]) -> None:
+        if not any(case.config.system.ranks for case in mine):  # so that no rank stays idle
+            jobs = min(jobs, on_server(transport, lambda: len(trainings(self.left(mine)))))
         if jobs > 1:
-            _SideBySide(self, transport, jobs).run()
+            _SideBySide(self, transport, jobs, mine).run()
         else:
-            self.one_by_one(transport)
+            self.one_by_one(transport, mine)
 
     def left(self, some_cases: Sequence[Case]) -> list[Case]:
         """Return the cases that are not complete."""
         return [case for case in some_cases if not is_complete(case, self.folder)]
 
-    def one_by_one(self, transport: Transport) -> None:
+    def one_by_one(self, transport: Transport, mine: Sequence[Case]) -> None:
         """Run the cases one after the other, each on all ranks; write table and figure after each."""
-        display, every = Progress(title=self.folder.name, quiet=self.quiet), len(self.mine)
+        display, every = Progress(title=self.folder.name, quiet=self.quiet), len(mine)
         answers = transport.is_server and not self.quiet
         counted, group = doing("case", every, alike=False), self.fresh(transport)
         with (
@@ -460,7 +454,7 @@ class _Work:
             display as progress,
             counted as stage,
         ):
-            for number, case in enumerate(self.mine, 1):
+            for number, case in enumerate(mine, 1):
                 progress.say(f"case {number}/{every}: {case.title}")
                 try:
                     trained, error = self.try_case(case, group, self.quiet, is_new=self._is_new)
@@ -474,7 +468,7 @@ class _Work:
                 stage.first += not trained  # it tells nothing of the time that a case takes
                 if transport.is_server:
                     self.found.write()
-                stop = number < len(self.mine) and on_server(transport, lambda: signals.stop)
+                stop = number < len(mine) and on_server(transport, lambda: signals.stop)
                 if stop:  # the request came after the case's last step
                     raise Stopped(case.config.rounds, str(self.folder), command=self.command)
 
@@ -588,22 +582,19 @@ class _Work:
 
     def _shared(self, case: Case) -> dict[str, Path]:
         """Return phase -> folder of its results, for the first phases that a case shares with others."""
-        own = self._beginnings().get(case.slug, {})
+        own = self.found.sharing.get(case.slug, {})
         return {phase: self.folder / BEGINNINGS / _name(phase, about) for phase, about in own.items()}
 
     @property
     def places(self) -> dict[str, set[tuple[str, str]]]:
         """Name of a case -> what identifies the first phases that it shares."""
-        return {slug: {*of.items()} for slug, of in self._beginnings().items()}
-
-    def _beginnings(self) -> dict[str, dict[str, str]]:
-        return beginnings(self.found.every, self.found.table)
+        return {slug: {*of.items()} for slug, of in self.found.sharing.items()}
 
     def _remove_beginnings(self) -> None:
         """Remove the results of first phases that no case needs which is still to run."""
         left = {case.slug for case in self.left(self.found.every)}
         needed = {
-            _name(*place) for slug, of in self._beginnings().items() if slug in left for place in of.items()
+            _name(*place) for slug, of in self.found.sharing.items() if slug in left for place in of.items()
         }
         for folder in (self.folder / BEGINNINGS).glob("*"):
             if folder.name not in needed:
@@ -642,8 +633,7 @@ def shared_text(folders: Mapping[str, Path]) -> str:
 
 def _name(phase: str, about: str) -> str:
     """Return the name of the folder that holds the results of a phase."""
-    digest, dot, steps = about.partition(".")
-    return f"{phase}-{digest[:16]}{dot}{steps}"
+    return f"{phase}-{about}"
 
 
 def _gives(folder: Path, config: Config) -> bool:
@@ -683,14 +673,15 @@ class _SideBySide:
         work: the cases to run.
         transport: connects all ranks; every rank calls.
         jobs: number of groups.
+        mine: the cases to run, in this order.
     """
 
-    def __init__(self, work: _Work, transport: Transport, jobs: int) -> None:
+    def __init__(self, work: _Work, transport: Transport, jobs: int, mine: Sequence[Case]) -> None:
         self.work, self.transport = work, transport
-        self.units = trainings(work.mine)
+        self.units = trainings(mine)
         self.left = [*range(len(self.units))]  # units that this group has not considered yet
-        self.numbers = {case.slug: number for number, case in enumerate(work.mine, 1)}
-        limits = [case.config.system.stopped_timeout_s for case in work.mine]
+        self.numbers = {case.slug: number for number, case in enumerate(mine, 1)}
+        limits = [case.config.system.stopped_timeout_s for case in mine]
         transport.watch_stopped(max(limits) if all(limits) else 0.0)  # while ranks wait for other groups
         groups = divided(transport.nodes, jobs)
         self.threads = threads_by_mask(transport, [ranks[0] for ranks in groups if len(ranks) > 1])
@@ -777,7 +768,7 @@ class _SideBySide:
         """Run a case on this group; each printed line begins with the number of the case."""
         number = self.numbers[case.slug]
         if not self.quiet:
-            print(f"case {number}/{len(self.work.mine)}: {case.title}", flush=True)
+            print(f"case {number}/{len(self.numbers)}: {case.title}", flush=True)
         with redirect_stdout(Prefixed(out, f"case {number}: ")):
             asked = self.claims.stop_asked
             options: dict[str, Any] = {"asked_to_stop": asked, "is_new": self.claims.is_new}
