@@ -13,6 +13,13 @@ from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation
 from mpifl.data.pool import Pool
 
 
+@pytest.fixture(autouse=True)
+def numbers_of_its_own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each test draw from the start of its module's `RNG`: what it draws is the same without the others."""
+    if hasattr(request.module, "RNG"):
+        monkeypatch.setattr(request.module, "RNG", np.random.default_rng(0))
+
+
 @pytest.fixture(scope="session")
 def small_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a data root of small generated files: MNIST with uneven classes, EMNIST, CIFAR-10, FEMNIST."""
