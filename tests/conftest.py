@@ -21,7 +21,7 @@ os.environ.setdefault("OMPI_MCA_btl", "^ofi")  # no use on one machine, and its 
 import hypothesis
 import pytest
 from support import nightly, processes
-from support.fork_server import ForkServers
+from support.fork_server import ForkServers, read_at_the_start
 
 # an example takes as long as the machine is busy: that is no failure
 hypothesis.settings.register_profile("mpifl", deadline=None, print_blob=True)
@@ -44,6 +44,8 @@ AT_THE_START = dict(os.environ)  # of this process, before tests change it
 SESSION = os.getpid()  # of the process that collects, from which those of `pytest -n 4` are forked
 
 ENDS, ENDED = pytest.StashKey[list[int]](), "mpifl would have ended this process with exit code {}"
+
+LEFT = "variables of the environment are not as they were before this test"
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -121,12 +123,25 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
-def pytest_runtest_teardown() -> None:
-    """Put back `torch.compile`, which Lightning wraps when it is imported: later tests see it as replaced."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """Put back what a test has left to those after it.
+
+    Lightning wraps `torch.compile` when it is imported. A test fails that leaves variables which Python or a
+    library reads at its start: later tests start processes that would have them.
+    """
+    result = yield
     torch = sys.modules.get("torch")
     wrapped = getattr(getattr(torch, "compile", None), "__wrapped__", None)
     if torch is not None and wrapped is not None:
         torch.compile = wrapped  # type: ignore[attr-defined]
+    before, after = read_at_the_start(AT_THE_START), read_at_the_start(os.environ)
+    if before != after:
+        for name in after:
+            del os.environ[name]
+        os.environ.update(before)
+        pytest.fail(f"{LEFT}: {sorted(dict(before.items() ^ after.items()))}")
+    return result
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+from conftest import pytest_runtest_teardown
 from support.each import check_each, for_each
 
 
@@ -42,3 +45,14 @@ def test_cases_of_one_test_have_the_arguments_and_names_of_parameters():
     assert tried == [(1, "a"), (2, "b"), (3, "c")]
     assert error.value.exceptions[0].__notes__ == ["in the case two"]
     assert test_it.__name__ == "test_it"
+
+
+def test_a_test_that_leaves_variables_to_later_processes_fails_and_they_are_taken_back():
+    before = dict(os.environ)
+    end = pytest_runtest_teardown()
+    next(end)
+    os.environ["NPY_LEFT"] = "1"
+    del os.environ["OMP_NUM_THREADS"]
+    with pytest.raises(pytest.fail.Exception, match=r"\['NPY_LEFT', 'OMP_NUM_THREADS'\]"):
+        end.send(None)
+    assert dict(os.environ) == before

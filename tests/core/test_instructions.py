@@ -35,7 +35,8 @@ except UserError as error:
 @pytest.fixture(autouse=True)
 def _unset(monkeypatch) -> None:
     for name in (VARIABLE, *LIMITS["avx2"], *instructions.OTHERS):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that it is taken back after the test, whoever sets it
+        monkeypatch.delenv(name)
 
 
 def asked(imports: str = "", **variables: str) -> list[str]:

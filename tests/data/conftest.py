@@ -15,7 +15,7 @@ from mpifl.data.pool import Pool
 
 @pytest.fixture(autouse=True)
 def numbers_of_its_own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each test draw from the start of its module's `RNG`: what it draws is the same without the others."""
+    """Let each test draw from the start of its module's `RNG`: so it draws the same without the others."""
     if hasattr(request.module, "RNG"):
         monkeypatch.setattr(request.module, "RNG", np.random.default_rng(0))
 

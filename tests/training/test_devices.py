@@ -95,7 +95,8 @@ def test_clients_of_the_server_answer_in_its_memory():
 
 
 def test_a_gpu_is_asked_for_the_same_bits_each_time_and_a_cpu_is_left_alone(monkeypatch):
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is taken back after the test
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     use_deterministic_algorithms(CPU)
     assert not torch.are_deterministic_algorithms_enabled()
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
