@@ -251,8 +251,8 @@ class _HostPoll:
         if not self.command:
             return ""
         with suppress(OSError, ValueError):
-            children = f"/proc/{self.launcher}/task/{self.launcher}/children"
-            pids = [int(p) for p in Path(children).read_text().split()]
+            threads = Path(f"/proc/{self.launcher}/task").glob("*/children")  # several start 64 ranks
+            pids = [int(pid) for children in threads for pid in children.read_text().split()]
             self.ranks = ranks = tuple(p for p in pids if self._command(p) == self.command)
             self.stopped = tuple(p for p in ranks if status(p)[0] == STOPPED)
             if self.stopped:

@@ -6,10 +6,12 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+from conftest import mpi_environment
 from faults import deaths
 from support.each import for_each
 
@@ -111,7 +113,8 @@ def wait_for_programs(parent, name, count):
     """Wait until a process has so many children that run a program: they are copies of it at first."""
     until = time.monotonic() + 30
     while time.monotonic() < until:
-        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        threads = Path(f"/proc/{parent}/task").glob("*/children")
+        children = [pid for thread in threads for pid in thread.read_text().split()]
         if [Path(f"/proc/{pid}/comm").read_text() for pid in children] == [f"{name}\n"] * count:
             return
         time.sleep(0.01)
@@ -151,3 +154,20 @@ def test_a_rank_that_died_before_the_first_poll_is_missed(program, size, says, t
             assert starting._HostPoll(launcher.pid).fault() == says
         finally:
             os.killpg(launcher.pid, signal.SIGKILL)
+
+
+def test_many_ranks_are_seen_which_threads_of_the_launcher_started(monkeypatch):
+    """Open MPI starts 64 ranks and more of a host by several threads."""
+    places = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    if (mpirun := shutil.which("mpirun", path=places)) is None:
+        pytest.skip("no mpirun beside the interpreter or on the PATH")
+    command = [mpirun, "-n", "64", "sleep", "60"]
+    with subprocess.Popen(command, env=mpi_environment(), start_new_session=True) as launcher:
+        try:
+            wait_for_programs(launcher.pid, "sleep", 64)
+            monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "0")
+            for size, says in (("64", ""), ("65", "1 of this host's 65 ranks died before MPI was up")):
+                monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", size)
+                assert starting._HostPoll(launcher.pid).fault() == says
+        finally:
+            launcher.terminate()  # it ends its ranks
