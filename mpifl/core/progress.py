@@ -41,6 +41,8 @@ class Stage:
         ends_at_once: whether a request to stop may interrupt it, because none of its work is saved.
         alike: whether its units take about the same time, so that those that are done tell how long the
             present one takes.
+        after: enclosing stage with whose units other ranks may be busy; until these are done, `stages` leaves
+            this one out.
         start: `time.monotonic()` when it began.
     """
 
@@ -53,6 +55,7 @@ class Stage:
     main: bool = False
     ends_at_once: bool = False
     alike: bool = True
+    after: Stage | None = None
     start: float = field(default_factory=lambda: time.monotonic())
 
     @property
@@ -84,7 +87,8 @@ _stages: list[Stage] = []
 
 def stages() -> list[Stage]:
     """Return the present stages of this process, the outermost first; callable from any thread."""
-    return _stages.copy()
+    now = _stages.copy()
+    return [stage for stage in now if stage.after is None or stage.after.number >= stage.after.total]
 
 
 @contextmanager
@@ -97,9 +101,10 @@ def doing(
     main: bool = False,
     ends_at_once: bool = False,
     alike: bool = True,
+    after: Stage | None = None,
 ) -> Iterator[Stage]:
     """Announce that the block is a stage; see `Stage`. Stages may nest."""
-    stage = Stage(what, total, unit, count, first, first, main, ends_at_once, alike)
+    stage = Stage(what, total, unit, count, first, first, main, ends_at_once, alike, after)
     _stages.append(stage)
     try:
         yield stage

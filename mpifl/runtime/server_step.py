@@ -516,14 +516,14 @@ class ServerStep:
             with self.watch("select"):
                 server = self.looking_again(server, who.cohort, self.visits)
                 batches = self._train_batches(server, who)
-        with self._counted("training", batches, main=True):
+        with self._counted("training", batches, main=True) as training:  # the server waits for other ranks
             batch = self._scatter(batches)
             results = self.worker.run(batch)
-        self.looks = batch.looks
-        if batch.looks is not None:
-            with doing("clients look at each other"), self.watch("report"):
-                results = self.look(batch, results)
-        reports = self._gather(batch, results, "local_update")
+            self.looks = batch.looks
+            if batch.looks is not None:
+                with doing("clients look at each other", after=training), self.watch("report"):
+                    results = self.look(batch, results)
+            reports = self._gather(batch, results, "local_update")
         if batch.version == 0:
             self._gather_origins()
         with doing("aggregating"):
@@ -979,7 +979,7 @@ class ServerStep:
             return nullcontext()
         here, counter = self.transport.nodes[self.transport.rank], self.config.counter
         near = sum(n for n, node in zip(batches.counts, self.transport.nodes, strict=True) if node == here)
-        before, total = counter.total(), sum(batches.counts)
+        before, total = counter.total(), sum(batches.counts) if near else 0
 
         def count() -> int:
             return (counter.total() - before) * total // near if near else 0

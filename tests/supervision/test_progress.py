@@ -242,6 +242,15 @@ def test_items_are_counted_as_they_are_done():
     assert seen == [f"reading, {j} of 3 files" for j in range(3)]
 
 
+def test_a_stage_for_which_others_are_not_ready_is_not_shown():
+    with doing("training", 2, "visits") as training, doing("clients look at each other", after=training):
+        assert [str(stage) for stage in stages()] == ["training, 0 of 2 visits"]
+        training.done = 2
+        assert [str(stage) for stage in stages()] == ["training, 2 of 2 visits", "clients look at each other"]
+    with doing("training") as unknown, doing("clients look at each other", after=unknown):
+        assert len(stages()) == 2
+
+
 def test_the_ranks_of_a_node_count_together(tmp_path):
     """Two counters of one folder stand for two processes; a third one starts a folder of its own."""
     mine, other = (VisitCounter(tmp_path, rank, 3) for rank in (1, 2))
@@ -269,11 +278,11 @@ def test_counting_a_visit_costs_less_than_two_microseconds(tmp_path):
     assert best < 2e-6
 
 
-def lines_of(ranks: int | None, folder: Path) -> list[str]:
+def lines_of(ranks: int | None, folder: Path, *options: str) -> list[str]:
     """Return the lines of a run with one long round, told of every 0.05 s."""
     slow = ["--local.epochs", "6", "--rounds", "1", "--system.kernels", "false", "--local.batch_size", "8"]
     place = ["--output.folder", str(folder), "--data.cache", str(folder / "cache")]
-    command = [sys.executable, "-m", "mpifl", "run", str(CONFIG), *slow, *place]
+    command = [sys.executable, "-m", "mpifl", "run", str(CONFIG), *slow, *place, *options]
     if ranks is not None:
         command = [str(Path(sys.executable).parent / "mpirun"), "-n", str(ranks), *command]
     env = {**os.environ, **toy.PYTHONPATH, progress.SILENCE_VARIABLE: "0.05", "PYTHONUNBUFFERED": "1"}
@@ -288,11 +297,17 @@ def lines_of(ranks: int | None, folder: Path) -> list[str]:
             os.killpg(job.pid, signal.SIGKILL)
 
 
-@pytest.mark.nightly(spread=True)
-@pytest.mark.parametrize("ranks", [None, 2])
-def test_a_long_first_round_is_never_silent(ranks, tmp_path):
-    """A visit takes as long as an interval, or longer."""
-    lines = lines_of(ranks, tmp_path)
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        pytest.param(None, [], marks=pytest.mark.nightly),
+        pytest.param(2, [], marks=pytest.mark.nightly),
+        (2, ["--algorithm.name", "emdcfl"]),
+    ],
+)
+def test_a_long_first_round_is_never_silent(ranks, options, tmp_path):
+    """A visit takes as long as an interval, or longer; the server, which has none, waits for the others'."""
+    lines = lines_of(ranks, tmp_path, *options)
     (begin,) = (i for i, text in enumerate(lines) if text.startswith("numbers "))
     end = next(i for i, text in enumerate(lines) if text.startswith("round 1/1  accuracy"))
     counted = [re.search(r"round 1/1, training, (\d+) of 8 visits", text) for text in lines[begin:end]]
@@ -300,3 +315,6 @@ def test_a_long_first_round_is_never_silent(ranks, tmp_path):
     assert numbers == sorted(numbers)
     assert len(set(numbers)) >= 3, "visits within the round are counted"
     assert any("left" in text for text in lines)
+    looks = [i for i, text in enumerate(lines) if "clients look at each other" in text]
+    assert bool(looks) == bool(options)
+    assert all("training, 8 of 8 visits, clients look" in lines[i] for i in looks)
