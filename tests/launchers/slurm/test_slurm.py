@@ -133,14 +133,15 @@ def test_a_job_that_is_queued_again_by_hand_goes_on_once(launcher, slurm, digest
     assert (job.ended(), job.digest, job.restarts) == ("COMPLETED", digest, 1), job.log
 
 
+@pytest.mark.nightly(seconds=140)
 @pytest.mark.parametrize("signal_before", ["--signal=B:USR1@1", "--signal=B:USR1@0"], ids=["warned", "limit"])
 def test_a_job_goes_on_after_its_time_limit(signal_before, slurm):
-    words = ("sleepy.yaml", "--rounds", "12", "--algorithm.nap", "1.5")
+    words = ("sleepy.yaml", "--rounds", "20", "--algorithm.nap", "1.5")  # longer than the limit
     job = Job(slurm, *TWO_NODES, "--time=1", signal_before, words=words).trained(2)
     wait_for(lambda: job.restarts == 1, 120, "the limit", lambda: job.log)
     assert job.step >= 2, job.log
     slurm.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=5")
-    assert (job.ended(180), job.digest, job.restarts) == ("COMPLETED", alone(slurm, 12), 1), job.log
+    assert (job.ended(240), job.digest, job.restarts) == ("COMPLETED", alone(slurm, 20), 1), job.log
 
 
 def test_a_job_that_may_not_be_queued_again_says_how_to_go_on(slurm, digest):
