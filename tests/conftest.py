@@ -12,6 +12,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 # before anything imports torch, numpy or mpi4py
@@ -130,11 +131,11 @@ def pytest_runtest_teardown() -> Iterator[None]:
     Lightning wraps `torch.compile` when it is imported. A test fails that leaves variables which Python or a
     library reads at its start: later tests start processes that would have them.
     """
-    result = yield
     torch = sys.modules.get("torch")
     wrapped = getattr(getattr(torch, "compile", None), "__wrapped__", None)
     if torch is not None and wrapped is not None:
         torch.compile = wrapped  # type: ignore[attr-defined]
+    result = yield
     before, after = read_at_the_start(AT_THE_START), read_at_the_start(os.environ)
     if before != after:
         for name in after:
@@ -204,6 +205,15 @@ def mpi_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment without an outer launcher's variables, ready for `mpirun` on one machine."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS)}
     return clean | ONE_MACHINE | dict(extra or {})
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that one has started, by any of its threads."""
+    found = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # it has ended
+            found += [int(child) for child in thread.read_text().split()]
+    return found
 
 
 def finish(command: Sequence[str], timeout: float, **options: object) -> subprocess.CompletedProcess[str]:

@@ -973,7 +973,8 @@ class ServerStep:
     ) -> AbstractContextManager[Any]:
         """Return a progress stage that counts finished tasks on rank 0; on other ranks, an empty context.
 
-        The ranks of other nodes are assumed to be as far as those of this node.
+        The ranks of other nodes are assumed to be as far as those of this node; without tasks here, no number
+        is known.
         """
         if batches is None:
             return nullcontext()

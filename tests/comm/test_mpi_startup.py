@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import mpi_environment
+from conftest import children, mpi_environment
 from faults import deaths
 from support.each import for_each
 
@@ -113,9 +113,7 @@ def wait_for_programs(parent, name, count):
     """Wait until a process has so many children that run a program: they are copies of it at first."""
     until = time.monotonic() + 30
     while time.monotonic() < until:
-        threads = Path(f"/proc/{parent}/task").glob("*/children")
-        children = [pid for thread in threads for pid in thread.read_text().split()]
-        if [Path(f"/proc/{pid}/comm").read_text() for pid in children] == [f"{name}\n"] * count:
+        if [Path(f"/proc/{pid}/comm").read_text() for pid in children(parent)] == [f"{name}\n"] * count:
             return
         time.sleep(0.01)
     pytest.fail(f"no {count} children of {parent} run {name}")

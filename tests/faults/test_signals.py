@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import mpi_environment
+from conftest import children, mpi_environment
 from faults import deaths
 from support import toy
 
@@ -32,11 +32,6 @@ def eventually(what: Callable[[], object]) -> None:
     while not what():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.05)
-
-
-def children(pid: int) -> list[int]:
-    """Return the processes that one has started."""
-    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def ranks(pid: int) -> list[int]:

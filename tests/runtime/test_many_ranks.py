@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from conftest import mpi_environment
+from conftest import children, mpi_environment
 
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 RANK_BYTES, LEFT_BYTES = 175e6, 4e9  # of a rank, with its share of what all have; for others, and for tests
@@ -24,11 +24,10 @@ MOST_BYTES = 250e6  # of a rank
 def proportional(launcher: int) -> list[int]:
     """Return the bytes of each rank that a launcher has, shared pages in parts (PSS)."""
     found = []
-    for thread in Path(f"/proc/{launcher}/task").glob("*/children"):
-        with suppress(OSError):  # a thread, or below a rank, that has ended
-            for pid in thread.read_text().split():
-                text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-                found += [int(size) * 1024 for size in re.findall(r"^Pss: +(\d+)", text, re.M)]
+    for pid in children(launcher):
+        with suppress(OSError):  # it has ended
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            found += [int(size) * 1024 for size in re.findall(r"^Pss: +(\d+)", text, re.M)]
     return found
 
 

@@ -306,7 +306,7 @@ def lines_of(ranks: int | None, folder: Path, *options: str) -> list[str]:
     ],
 )
 def test_a_long_first_round_is_never_silent(ranks, options, tmp_path):
-    """A visit takes as long as an interval, or longer; the server, which has none, waits for the others'."""
+    """A visit takes as long as an interval, or longer; with two ranks the server waits for the other."""
     lines = lines_of(ranks, tmp_path, *options)
     (begin,) = (i for i, text in enumerate(lines) if text.startswith("numbers "))
     end = next(i for i, text in enumerate(lines) if text.startswith("round 1/1  accuracy"))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import mpi_environment
+from conftest import children, mpi_environment
 from support import toy
 from support.runs import CONFIG
 
@@ -149,8 +149,7 @@ def test_a_signal_stops_a_group_that_trains_before_its_first_step(tmp_path):
 @pytest.mark.nightly
 def test_a_killed_rank_ends_the_job(tmp_path):
     with started(tmp_path) as job:
-        children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-        os.kill(int(children[-1]), signal.SIGKILL)
+        os.kill(children(job.pid)[-1], signal.SIGKILL)
         job.communicate(timeout=120)
     assert job.returncode != 0
 
